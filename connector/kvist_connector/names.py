@@ -1,0 +1,52 @@
+"""The one place for ports, header names, paths, environment prefixes and metric names.
+
+Every program of the wheel and docs/reference.md take them from here; a test
+compares the two. Nothing here is configuration: defaults that a user may change
+are fields of the settings classes and only *refer* to these constants.
+"""
+
+from typing import Final
+
+API_VERSION: Final = "kvist.dev/v1alpha1"
+KIND: Final = "CacheCluster"
+
+# Default ports. `kvist up` adds the replica's ordinal to the per-replica ones.
+PORT_ROUTER: Final = 8080
+PORT_ROUTER_ADMIN: Final = 8081
+PORT_ENGINE: Final = 8100
+PORT_AGENT: Final = 8200
+PORT_KV_EVENTS: Final = 8300
+PORT_KV_EVENTS_REPLAY: Final = 8400
+
+# Headers of a response through the router; inbound `x-kvist-*` headers are dropped.
+HEADER_PREFIX: Final = "x-kvist-"
+HEADER_REQUEST_ID: Final = "x-kvist-request-id"
+HEADER_REPLICA: Final = "x-kvist-replica"
+HEADER_PREDICTED_TOKENS: Final = "x-kvist-predicted-tokens"
+
+# Environment variables: PREFIX + field name in upper case, nested fields joined by "__".
+ENV_AGENT: Final = "KVIST_AGENT_"
+ENV_ROUTER: Final = "KVIST_ROUTER_"
+
+# HTTP paths of the agent.
+PATH_FEED: Final = "/v1/kvist/feed"
+PATH_LOOKUP: Final = "/v1/kvist/lookup"
+PATH_CLEAR: Final = "/v1/kvist/clear"
+PATH_STATS: Final = "/v1/kvist/stats"
+PATH_FLUSH: Final = "/v1/kvist/flush"
+
+# HTTP paths of the router's admin port.
+PATH_DECISIONS: Final = "/v1/kvist/decisions"
+PATH_REPLICAS: Final = "/v1/kvist/replicas"
+
+# HTTP paths every program has.
+PATH_HEALTHZ: Final = "/healthz"
+PATH_READYZ: Final = "/readyz"
+PATH_METRICS: Final = "/metrics"
+
+# Metric label names. Values are bounded: no request id, no key, no prompt text.
+LABEL_TIER: Final = "tier"
+LABEL_REPLICA: Final = "replica"
+LABEL_MODEL: Final = "model"
+LABEL_REASON: Final = "reason"
+LABEL_OUTCOME: Final = "outcome"
