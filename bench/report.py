@@ -1,0 +1,89 @@
+"""`make bench`: run every bench and write docs/benchmarks.md from their figures.
+
+    python -m bench.report [--check] [--quick] [--only NAME] [--output docs/benchmarks.md]
+
+Each bench runs in a process of its own, one at a time, so that none disturbs another. The page
+is written only when all of them ran; `--check` passes on and makes a missed goal the exit status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+BENCHES = ("router", "ttft", "miss")
+DEADLINE_SECONDS = 3600
+
+
+def run_bench(name: str, folder: Path, flags: Sequence[str]) -> tuple[int, dict[str, Any] | None]:
+    """Exit status and JSON document of one bench; its output goes to ours as it comes."""
+    target = folder / f"{name}.json"
+    command = [sys.executable, "-m", f"bench.{name}", "--json", str(target), *flags]
+    print(f"--- {' '.join(command[1:])}", flush=True)
+    status = subprocess.run(command, check=False, timeout=DEADLINE_SECONDS).returncode
+    return status, json.loads(target.read_text()) if target.exists() else None
+
+
+def page(documents: Sequence[dict[str, Any]]) -> str:
+    """docs/benchmarks.md: how each table was made stands beside it."""
+    head = [
+        "# Benchmarks",
+        "",
+        "Written by `make bench`. Every ratio compares two things measured in the same run on one machine;",
+        "`python -m bench.NAME --check` says whether the goals hold where you run it.",
+    ]
+    return "\n".join([*head, *(line for document in documents for line in section(document))]) + "\n"
+
+
+def section(document: dict[str, Any]) -> list[str]:
+    """One bench: command, machine, tables, goals."""
+    machine = ", ".join(f"{key} {value}" for key, value in document["machine"].items())
+    lines = ["", f"## {document['bench']}", "", f"`{document['command']}`", "", f"Machine: {machine}.", ""]
+    lines += [f"Result: {document['headline']}"]
+    for table in document["tables"]:
+        lines += ["", *markdown_table(table)]
+    lines += ["", *(f"- {goal['text']}" for goal in document["goals"])] if document["goals"] else []
+    lines += (
+        ["", *(f"- peer not installed: {text}" for text in document["absent"])] if document["absent"] else []
+    )
+    return lines
+
+
+def markdown_table(table: dict[str, Any]) -> list[str]:
+    """A table of the page with its note."""
+    columns = table["columns"]
+    rows = [columns, ["---"] * len(columns), *table["rows"]]
+    lines = [f"**{table['title']}**", "", *("| " + " | ".join(row) + " |" for row in rows)]
+    return [*lines, "", table["note"]] if table["note"] else lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 when every bench ran and, with --check, met its goals."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.report", description="Run all benches, write the page."
+    )
+    parser.add_argument("--check", action="store_true", help="exit 1 when a goal is missed")
+    parser.add_argument("--quick", action="store_true", help="few rounds: the page is not written")
+    parser.add_argument("--only", action="append", choices=BENCHES, help="run this bench alone; repeatable")
+    parser.add_argument("--output", type=Path, default=Path("docs/benchmarks.md"), help="page to write")
+    given = parser.parse_args(argv)
+    flags = [f"--{name}" for name in ("check", "quick") if getattr(given, name)]
+    with tempfile.TemporaryDirectory(prefix="kvist-bench-") as folder:
+        outcomes = {name: run_bench(name, Path(folder), flags) for name in given.only or BENCHES}
+    documents = [document for _, document in outcomes.values() if document is not None]
+    if len(documents) == len(BENCHES) and not given.quick:
+        given.output.write_text(page(documents))
+        print(f"wrote {given.output}")
+    failed = [name for name, (status, document) in outcomes.items() if status or document is None]
+    print(f"failed: {', '.join(failed)}" if failed else f"{len(outcomes)} benches ran")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
