@@ -95,7 +95,8 @@ class Goal:
         sign = ">=" if self.at_least else "<="
         word = ("met" if self.met else "MISSED") + ("" if self.clear else ", interval crosses the limit")
         span = f" [{self.interval[0]:.4g}, {self.interval[1]:.4g}]" if self.interval else ""
-        return f"{self.name}: {self.value:.4g}{self.unit}{span} (goal {sign} {self.limit:.4g}{self.unit}): {word}"
+        goal = f"goal {sign} {self.limit:.4g}{self.unit}"
+        return f"{self.name}: {self.value:.4g}{self.unit}{span} ({goal}): {word}"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,81 @@
+# Every target does its own set-up, can be run again, and is cheap when nothing changed.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.ONESHELL:
+
+ENV := .venv
+RUN := $(ENV)/bin
+PYTHON ?= 3.11
+# --no-deps: a lock is complete, and the CPU engine's own pins cannot be met (requirements/overrides.txt says how).
+LOCK := requirements/dev-cpu.txt
+UV := $(shell command -v uv || echo .tools/bin/uv)
+export VIRTUAL_ENV := $(CURDIR)/$(ENV)
+export UV_PYTHON_PREFERENCE ?= only-system
+export VLLM_NO_USAGE_STATS := 1
+export DO_NOT_TRACK := 1
+unexport PYTHONPATH PYTHONHOME
+
+.PHONY: help setup demo test check bench clean lock
+
+help: ## show this text
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	echo
+	echo '  make demo ARGS="--keep"    flags for the demo;  make test ARGS="-m engine"  flags for pytest'
+	echo '  PYTHON=3.12 make setup     another Python (3.11 to 3.13)'
+
+setup: $(ENV)/.installed ## install everything into .venv (about 6 GB with the CPU engine)
+
+demo: setup ## the product at work on two real engines, about ten minutes
+	$(RUN)/kvist demo $(ARGS)
+
+test: setup ## all tests but the long suites (those: ARGS="-m full")
+	$(RUN)/pytest -m "not full" $(ARGS)
+
+check: setup ## lint, format, types, import contracts, layout and style budgets
+	$(RUN)/ruff check
+	$(RUN)/ruff format --check
+	$(RUN)/mypy
+	$(RUN)/lint-imports
+	$(RUN)/pytest -q tests/test_layout.py tests/test_budgets.py
+
+bench: setup ## run every bench, write docs/benchmarks.md
+	$(RUN)/python -m bench.report $(ARGS)
+
+clean: ## remove the environment, caches and build output
+	rm -rf $(ENV) .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# Locks hold hashes and no index address. Versions already locked stay unless ARGS=--upgrade.
+lock: $(UV) ## resolve requirements/*.txt anew from pyproject.toml (ARGS=--upgrade for newer versions)
+	@compile() {
+	  echo "requirements/$$1.txt"
+	  $(UV) pip compile "$${@:2}" --override requirements/overrides.txt --generate-hashes --universal \
+	    --python-version 3.11 --no-emit-index-url --no-header --no-annotate -q -o requirements/$$1.txt $(ARGS)
+	}
+	compile router pyproject.toml --extra router --extra cli
+	compile operator pyproject.toml --extra operator
+	compile engine-cpu pyproject.toml --extra connector --extra engine-cpu
+	compile dev-cpu pyproject.toml --extra connector --extra router --extra operator --extra cli --extra demo --extra engine-cpu \
+	  --group dev --group build
+	compile bootstrap --group pyproject.toml:bootstrap
+
+$(ENV)/bin/python: | $(UV)
+	@echo "setup: creating $(ENV) with Python $(PYTHON)"
+	$(UV) venv --quiet --allow-existing --python "$(PYTHON)" $(ENV) ||
+	  $(UV) venv --quiet --allow-existing --python ">=3.11,<3.14" $(ENV)
+
+# Redone when the lock or the project's metadata change; sources are used in place.
+$(ENV)/.installed: $(LOCK) pyproject.toml | $(ENV)/bin/python
+	@want=$$(sha256sum $(LOCK) pyproject.toml | sha256sum)
+	if [ "$$want" != "$$(cat $@ 2>/dev/null || true)" ]; then
+	  echo "setup: installing $$(grep -c == $(LOCK)) locked packages (minutes and about 6 GB the first time)"
+	  $(UV) pip install --python $(RUN)/python --no-deps --require-hashes -r $(LOCK)
+	  $(UV) pip install --quiet --python $(RUN)/python --no-deps --no-build-isolation --editable .
+	  echo "$$want" > $@
+	else
+	  touch $@
+	fi
+
+.tools/bin/uv:
+	@echo "setup: uv is not installed, getting it with pip into .tools"
+	python3 -m pip install --quiet --disable-pip-version-check --target .tools --require-hashes -r requirements/bootstrap.txt
