@@ -1,0 +1,60 @@
+"""Sizes in bytes as people write them: "1Gi", "512Mi", "1.5G", 4096.
+
+Called by every settings class and by the operator's spec. The suffixes are those of
+Kubernetes quantities: k, M, G, T, P are powers of 1000, Ki, Mi, Gi, Ti, Pi powers of 1024.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_POWERS: Final = {
+    "": 1,
+    "k": 1000,
+    "M": 1000**2,
+    "G": 1000**3,
+    "T": 1000**4,
+    "P": 1000**5,
+    "Ki": 1024,
+    "Mi": 1024**2,
+    "Gi": 1024**3,
+    "Ti": 1024**4,
+    "Pi": 1024**5,
+}
+_BINARY: Final = ("Pi", "Ti", "Gi", "Mi", "Ki")
+_FORM: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+def parse(text: str | int) -> int:
+    """Bytes of a quantity; raises ValueError that says what is valid."""
+    if isinstance(text, bool):
+        raise ValueError("a size is a number with a suffix such as 512Mi or 1Gi, not true or false")
+    if isinstance(text, int):
+        if text < 0:
+            raise ValueError("a size is not negative")
+        return text
+    match = _FORM.fullmatch(str(text).strip())
+    if match is None or match[2] not in _POWERS:
+        raise ValueError(f"a size is a number with one of the suffixes {', '.join(filter(None, _POWERS))}")
+    number, power = match[1], _POWERS[match[2]]
+    if "." not in number:
+        return int(number) * power
+    whole, fraction = number.split(".")
+    return int(whole) * power + int(fraction) * power // 10 ** len(fraction)
+
+
+def format(size: int) -> str:  # noqa: A001 - the pair of parse
+    """The shortest exact text with a binary suffix, else plain bytes; parse() gives `size` back."""
+    for suffix in _BINARY:
+        if size and size % _POWERS[suffix] == 0:
+            return f"{size // _POWERS[suffix]}{suffix}"
+    return str(size)
+
+
+def human(size: float) -> str:
+    """Rounded for reading: 1.5 GiB. Not for parsing."""
+    for suffix in _BINARY:
+        if abs(size) >= _POWERS[suffix]:
+            return f"{size / _POWERS[suffix]:.1f} {suffix}B"
+    return f"{size:.0f} B"

@@ -1,0 +1,93 @@
+"""What every section of the spec shares: camelCase in YAML, immutable, unknown names refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints
+from pydantic.alias_generators import to_camel
+
+from kvist_connector import quantity
+from kvist_connector.settings import Settings
+
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+
+
+class Section(Settings):
+    """Base of every section. Only the YAML names are accepted, so that nothing has two spellings."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, alias_generator=to_camel, validate_by_name=False
+    )
+
+
+def parse_duration(value: Any) -> float:
+    """Seconds of "30s", "5m", "2h", "7d" or a number; raises ValueError that says what is valid."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+        return float(value)
+    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("a duration is a number with one of the units ms, s, m, h, d, such as 30s")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def format_duration(seconds: float) -> str:
+    """The form parse_duration reads, in the largest unit that is exact."""
+    for unit in ("d", "h", "m", "s"):
+        if seconds and seconds % _UNITS[unit] == 0:
+            return f"{int(seconds / _UNITS[unit])}{unit}"
+    return f"{round(seconds * 1000)}ms" if seconds else "0s"
+
+
+Quantity = Annotated[
+    int,
+    BeforeValidator(quantity.parse),
+    PlainSerializer(quantity.format, return_type=str),
+    Field(
+        json_schema_extra={"x-kubernetes-int-or-string": True},
+    ),
+]
+Duration = Annotated[
+    float, BeforeValidator(parse_duration), PlainSerializer(format_duration, return_type=str)
+]
+Name = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)
+]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+Percent = Annotated[float, Field(ge=0.0, le=100.0)]
+Overlay = dict[str, Any]
+
+
+class SecretRef(Section):
+    """A key of a Secret in the cluster's namespace. Kubernetes only."""
+
+    name: Name = Field(description="Name of the Secret.")
+    key: Text = Field(default="token", description="Key inside the Secret. Default: token.")
+
+
+class EnvVar(Section):
+    """One environment variable of a program."""
+
+    name: Annotated[
+        str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)
+    ] = Field(description="Name of the variable.")
+    value: Annotated[str, StringConstraints(max_length=4096)] | None = Field(
+        default=None, description="Its value. Default: none; then valueFrom must be given."
+    )
+    value_from: Overlay | None = Field(
+        default=None,
+        description="A Kubernetes EnvVarSource, such as secretKeyRef. Kubernetes only. Default: none.",
+    )
+
+
+class Resources(Section):
+    """Kubernetes resource requests and limits. Kubernetes only."""
+
+    requests: dict[str, str | int | float] = Field(
+        default_factory=dict, description="Amounts by resource name, such as cpu: 4. Default: none."
+    )
+    limits: dict[str, str | int | float] = Field(
+        default_factory=dict, description="Amounts by resource name, such as nvidia.com/gpu: 1. Default: none."
+    )

@@ -1,0 +1,117 @@
+"""Section `cache`: tiers beside every engine and behind all of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from kvist_connector.keys import CHUNK_TOKENS
+from kvist_operator.spec.base import Duration, Overlay, Quantity, Resources, SecretRef, Section, Text
+
+Url = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9+]*://[^\s]+$", max_length=2048)]
+
+
+class Disk(Section):
+    """The disk tier of every replica."""
+
+    size: Quantity = Field(gt=0, description="Limit of each replica's disk tier, bytes.")
+    path: Text | None = Field(
+        default=None,
+        description="Parent folder on one machine. Default: the run folder of kvist up; ignored on Kubernetes.",
+    )
+    fsync: Literal["none", "data"] = Field(
+        default="none",
+        description="data: survive a power cut. none: survive a crash of the process; checksums find the rest. "
+        "Default: none.",
+    )
+    volume_claim_template: Overlay | None = Field(
+        default=None,
+        description="PersistentVolumeClaim spec. Kubernetes only. Default: none, an emptyDir.",
+    )
+
+
+class ManagedRedis(Section):
+    """A Redis that the operator runs. Kubernetes only."""
+
+    replicas: int = Field(default=1, ge=1, le=64, description="Redis pods; keys are spread. Default: 1.")
+    memory: Quantity = Field(default=4 * 1024**3, description="maxmemory of each, bytes. Default: 4Gi.")
+    image: Text | None = Field(default=None, description="Container image. Default: the one of this release.")
+    resources: Resources = Field(
+        default_factory=Resources, description="Of the Redis container. Default: derived from memory."
+    )
+
+
+class Redis(Section):
+    """Shared tier in Redis: managed or external. Kubernetes only so far."""
+
+    managed: ManagedRedis | None = Field(default=None, description="Run one. Default: none.")
+    urls: Annotated[tuple[Url, ...], Field(max_length=64)] = Field(
+        default=(), description="redis:// or rediss:// addresses of an external one. Default: none."
+    )
+    password: SecretRef | None = Field(default=None, description="Secret with the password. Default: none.")
+    ca: SecretRef | None = Field(default=None, description="Secret with the CA certificate. Default: system CAs.")
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if (self.managed is None) == (not self.urls):
+            raise ValueError("give exactly one of managed and urls")
+        return self
+
+
+class ObjectStore(Section):
+    """Shared tier in an object store. Kubernetes only so far."""
+
+    url: Url = Field(description="Bucket and prefix, such as s3://bucket/prefix.")
+    endpoint: Url | None = Field(default=None, description="Address of an S3-compatible server. Default: AWS.")
+    region: Text | None = Field(default=None, description="Region of the bucket. Default: the server's own.")
+    credentials: SecretRef | None = Field(
+        default=None, description="Secret with the credentials file. Default: the pod's identity."
+    )
+
+
+class Remote(Section):
+    """Tiers that all replicas share."""
+
+    redis: Redis | None = Field(default=None, description="Redis tier. Default: none.")
+    object_store: ObjectStore | None = Field(default=None, description="Object store tier. Default: none.")
+
+
+class Compression(Section):
+    """Lossless compression of what leaves memory. Not in this release."""
+
+    codec: Literal["none", "zstd", "lz4"] = Field(default="none", description="Codec. Default: none.")
+
+
+class Encryption(Section):
+    """Encryption of what leaves memory. Not in this release."""
+
+    keys: SecretRef | None = Field(default=None, description="Secret with the keys. Default: none, plain.")
+
+
+class Cache(Section):
+    """What is kept of computed KV, and where."""
+
+    enabled: bool = Field(
+        default=True, description="false: plain engines without connector and agent. Default: true."
+    )
+    chunk_tokens: int = Field(
+        default=CHUNK_TOKENS,
+        ge=16,
+        le=4096,
+        description=f"Tokens of a chunk, the unit of storing and loading. Default: {CHUNK_TOKENS}.",
+    )
+    memory: Quantity = Field(
+        default=1024**3,
+        description="Memory tier of each replica, bytes; 0 keeps an index of the engines' own KV only. Default: 1Gi.",
+    )
+    disk: Disk | None = Field(default=None, description="Disk tier of each replica. Default: none.")
+    remote: Remote = Field(default_factory=Remote, description="Shared tiers. Kubernetes only. Default: none.")
+    compression: Compression = Field(default_factory=Compression, description="Of lower tiers. Default: none.")
+    encryption: Encryption = Field(default_factory=Encryption, description="Of lower tiers. Default: none.")
+    eviction: Literal["cost", "lru"] = Field(
+        default="cost", description="cost: recompute time saved per byte. lru: oldest use first. Default: cost."
+    )
+    ttl: Duration | None = Field(
+        default=None, description="Age after which shared tiers drop a chunk. Kubernetes only. Default: none."
+    )

@@ -1,0 +1,95 @@
+"""Section `engine`: the homogeneous pool of vLLM replicas."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from kvist_operator.spec.base import Duration, EnvVar, Overlay, Quantity, Resources, Section, Text
+
+OWNED_FLAGS: Final = {
+    "--model": "model.name",
+    "--revision": "model.revision",
+    "--served-model-name": "model.servedName",
+    "--host": "the --host flag of kvist up",
+    "--port": "the port flags of kvist up",
+    "--tensor-parallel-size": "engine.tensorParallelSize",
+    "-tp": "engine.tensorParallelSize",
+    "--dtype": "engine.dtype",
+    "--block-size": "engine.blockSize",
+    "--max-model-len": "engine.maxModelLen",
+    "--kv-cache-memory-bytes": "engine.kvCacheMemory",
+    "--kv-transfer-config": "the section cache",
+    "--kv-events-config": "the section cache",
+    "--lora-modules": "model.loraAdapters",
+    "--enable-lora": "model.loraAdapters",
+}
+Argument = Annotated[str, StringConstraints(max_length=4096)]
+
+
+class Engine(Section):
+    """vLLM replicas, all alike."""
+
+    image: Text | None = Field(
+        default=None, description="Container image. Kubernetes only. Default: the one of this release."
+    )
+    replicas: int = Field(default=1, ge=0, le=1024, description="Number of engines. Default: 1.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="What engines compute on: auto takes CUDA where a device is. Default: auto."
+    )
+    tensor_parallel_size: int = Field(
+        default=1, ge=1, le=64, description="Devices that share one replica. Default: 1."
+    )
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        default="auto", description="Type of weights and KV. Default: auto, the one in the model's config."
+    )
+    max_model_len: int | None = Field(
+        default=None,
+        ge=1,
+        le=16_777_216,
+        description="Longest prompt plus answer, tokens. Default: the model's own limit.",
+    )
+    kv_cache_memory: Quantity | None = Field(
+        default=None,
+        description="KV space inside each engine, bytes. Default: the engine's own choice, 1Gi on CPUs.",
+    )
+    block_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Tokens of an engine block; divides cache.chunkTokens. Default: the engine's own, 32 on CPUs.",
+    )
+    enforce_eager: bool | None = Field(
+        default=None,
+        description="Skip compilation and CUDA graphs. Default: true on CPUs (minutes faster to start), else false.",
+    )
+    startup_deadline: Duration = Field(
+        default=1200.0,
+        gt=0,
+        description="Time until a started engine must answer health checks, for loading large models. Default: 20m.",
+    )
+    resources: Resources = Field(
+        default_factory=Resources, description="Of the engine container. Kubernetes only. Default: none."
+    )
+    shm_size: Quantity = Field(
+        default=2 * 1024**3, description="The engine's own /dev/shm, bytes. Kubernetes only. Default: 2Gi."
+    )
+    extra_args: Annotated[tuple[Argument, ...], Field(max_length=256)] = Field(
+        default=(), description="More arguments of the vLLM server, appended. Default: none."
+    )
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=256)] = Field(
+        default=(), description="More environment variables of the engine. Default: none."
+    )
+    pod_template: Overlay = Field(
+        default_factory=dict,
+        description="Merged over the rendered pod template. Kubernetes only. Default: empty.",
+    )
+
+    @model_validator(mode="after")
+    def _no_owned_flags(self) -> Self:
+        for argument in self.extra_args:
+            owner = OWNED_FLAGS.get(argument.split("=", 1)[0].replace("_", "-"))
+            if owner is not None:
+                raise ValueError(f"extraArgs: {argument!r} is set by Kvist; use {owner}")
+        return self

@@ -1,0 +1,51 @@
+"""Section `model`: what is served."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from kvist_operator.spec.base import Name, Section, Text
+
+
+class ModelVolume(Section):
+    """Where a model lies that is not fetched from a hub. Kubernetes only."""
+
+    claim_name: Name = Field(description="PersistentVolumeClaim that holds the model; mounted read-only.")
+    path: Text = Field(default=".", description="Folder of the model inside the volume. Default: its root.")
+
+
+class LoraAdapter(Section):
+    """An adapter served under a name of its own; its KV is never shared with another adapter's."""
+
+    name: Text = Field(description="Name in requests and in the keys of its chunks.")
+    path: Text = Field(description="Folder or Hugging Face name of the adapter.")
+    revision: str = Field(
+        default="",
+        max_length=256,
+        description="Part of the keys: change it when the weights change. Default: empty.",
+    )
+
+
+class Model(Section):
+    """The one model of the cluster."""
+
+    name: Text = Field(
+        description="A local folder, a Hugging Face name such as HuggingFaceTB/SmolLM2-135M-Instruct, "
+        "or demo/SmolLM2-135M-Instruct (converted from a Python package, no download)."
+    )
+    revision: Text | None = Field(
+        default=None,
+        description="Commit or branch on the hub; of a folder, a text that changes with the weights. "
+        "Default: the hub's main branch.",
+    )
+    served_name: Text | None = Field(
+        default=None, description="Name that clients send. Default: model.name, of a folder its last part."
+    )
+    volume: ModelVolume | None = Field(
+        default=None, description="Volume that holds the model. Kubernetes only. Default: none."
+    )
+    lora_adapters: Annotated[tuple[LoraAdapter, ...], Field(max_length=64)] = Field(
+        default=(), description="Adapters served beside the model, at most 64. Default: none."
+    )

@@ -1,0 +1,37 @@
+"""Sections `security` and `monitoring`: what surrounds the programs on Kubernetes."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from kvist_operator.spec.base import Duration, Name, SecretRef, Section
+
+
+class NetworkPolicy(Section):
+    """Which connections the cluster's pods accept and make."""
+
+    enabled: bool = Field(default=True, description="Render ingress rules from the port table. Default: true.")
+    egress: bool = Field(default=False, description="Restrict outgoing connections too. Default: false.")
+
+
+class Security(Section):
+    """Tokens, accounts, network. Kubernetes only."""
+
+    token: SecretRef | None = Field(
+        default=None, description="Secret with the token of the controls. Default: one made by the operator."
+    )
+    service_account_name: Name | None = Field(
+        default=None, description="Service account of engines and routers. Default: one without rights."
+    )
+    network_policy: NetworkPolicy = Field(
+        default_factory=NetworkPolicy, description="Ingress is restricted by default, egress on request."
+    )
+
+
+class Monitoring(Section):
+    """Objects for Prometheus and Grafana, rendered where those kinds exist. Kubernetes only."""
+
+    pod_monitor: bool = Field(default=True, description="Render a PodMonitor. Default: true.")
+    prometheus_rule: bool = Field(default=True, description="Render alert rules. Default: true.")
+    dashboard: bool = Field(default=True, description="Render a dashboard ConfigMap. Default: true.")
+    scrape_interval: Duration = Field(default=15.0, gt=0, description="Time between scrapes. Default: 15s.")

@@ -1,0 +1,70 @@
+"""Section `router`: the one OpenAI-compatible endpoint."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from kvist_operator.spec.base import Duration, EnvVar, Overlay, Quantity, Resources, SecretRef, Section, Text
+
+
+class RouterLimits(Section):
+    """What a router accepts at once."""
+
+    body: Quantity = Field(default=16 * 1024**2, gt=0, description="Largest request body, bytes. Default: 16Mi.")
+    concurrent_requests: int = Field(
+        default=4096, ge=1, le=1_000_000, description="Requests in flight per router. Default: 4096."
+    )
+    request_deadline: Duration = Field(
+        default=3600.0, gt=0, description="Longest time of one request. Default: 1h."
+    )
+
+
+class RouterAuth(Section):
+    """Who may send requests. Kubernetes only so far."""
+
+    api_keys: SecretRef | None = Field(
+        default=None, description="Secret with accepted API keys, one a line. Default: none, no check."
+    )
+
+
+class Tenant(Section):
+    """Requests of a tenant share KV only with each other. Kubernetes only so far."""
+
+    name: Text = Field(description="Name in metrics.")
+    api_keys: SecretRef = Field(description="Secret with the tenant's API keys, one a line.")
+
+
+class Router(Section):
+    """Where requests arrive and how a replica is chosen."""
+
+    replicas: int = Field(
+        default=1, ge=1, le=256, description="Router pods; kvist up runs one. Kubernetes only. Default: 1."
+    )
+    policy: Literal["kvist", "round-robin", "least-load"] = Field(
+        default="kvist", description="How a replica is chosen: kvist predicts TTFT on each. Default: kvist."
+    )
+    weights: dict[str, float] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Parameters of the policy by name. Kubernetes only so far. Default: its own.",
+    )
+    limits: RouterLimits = Field(default_factory=RouterLimits, description="What a router accepts at once.")
+    auth: RouterAuth = Field(default_factory=RouterAuth, description="Who may send requests. Default: everyone.")
+    tenants: Annotated[tuple[Tenant, ...], Field(max_length=1024)] = Field(
+        default=(), description="Tenants whose KV is kept apart. Default: none."
+    )
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=256)] = Field(
+        default=(), description="More environment variables of the router. Default: none."
+    )
+    image: Text | None = Field(
+        default=None, description="Container image. Kubernetes only. Default: the one of this release."
+    )
+    resources: Resources = Field(
+        default_factory=Resources, description="Of the router container. Kubernetes only. Default: none."
+    )
+    pod_template: Overlay = Field(
+        default_factory=dict,
+        description="Merged over the rendered pod template. Kubernetes only. Default: empty.",
+    )
