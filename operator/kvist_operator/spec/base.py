@@ -8,10 +8,11 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints
 from pydantic.alias_generators import to_camel
 
-from kvist_connector import quantity
+from kvist_connector.quantity import parse_quantity
 from kvist_connector.settings import Settings
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BINARY: Final = (("Ti", 1024**4), ("Gi", 1024**3), ("Mi", 1024**2), ("Ki", 1024))
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 
@@ -41,13 +42,16 @@ def format_duration(seconds: float) -> str:
     return f"{round(seconds * 1000)}ms" if seconds else "0s"
 
 
+def format_quantity(size: int) -> str:
+    """The shortest exact text with a binary suffix, else plain bytes; parse_quantity reads it back."""
+    for suffix, factor in _BINARY:
+        if size and size % factor == 0:
+            return f"{size // factor}{suffix}"
+    return str(size)
+
+
 Quantity = Annotated[
-    int,
-    BeforeValidator(quantity.parse),
-    PlainSerializer(quantity.format, return_type=str),
-    Field(
-        json_schema_extra={"x-kubernetes-int-or-string": True},
-    ),
+    int, BeforeValidator(parse_quantity), PlainSerializer(format_quantity, return_type=str), Field(ge=0)
 ]
 Duration = Annotated[
     float, BeforeValidator(parse_duration), PlainSerializer(format_duration, return_type=str)
@@ -70,9 +74,9 @@ class SecretRef(Section):
 class EnvVar(Section):
     """One environment variable of a program."""
 
-    name: Annotated[
-        str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)
-    ] = Field(description="Name of the variable.")
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)] = Field(
+        description="Name of the variable."
+    )
     value: Annotated[str, StringConstraints(max_length=4096)] | None = Field(
         default=None, description="Its value. Default: none; then valueFrom must be given."
     )
@@ -89,5 +93,6 @@ class Resources(Section):
         default_factory=dict, description="Amounts by resource name, such as cpu: 4. Default: none."
     )
     limits: dict[str, str | int | float] = Field(
-        default_factory=dict, description="Amounts by resource name, such as nvidia.com/gpu: 1. Default: none."
+        default_factory=dict,
+        description="Amounts by resource name, such as nvidia.com/gpu: 1. Default: none.",
     )

@@ -18,11 +18,11 @@ class Disk(Section):
     size: Quantity = Field(gt=0, description="Limit of each replica's disk tier, bytes.")
     path: Text | None = Field(
         default=None,
-        description="Parent folder on one machine. Default: the run folder of kvist up; ignored on Kubernetes.",
+        description="Parent folder, used by kvist up only. Default: its run folder.",
     )
     fsync: Literal["none", "data"] = Field(
         default="none",
-        description="data: survive a power cut. none: survive a crash of the process; checksums find the rest. "
+        description="data: chunks survive a power cut. none: they survive a crash; checksums find the rest. "
         "Default: none.",
     )
     volume_claim_template: Overlay | None = Field(
@@ -50,7 +50,9 @@ class Redis(Section):
         default=(), description="redis:// or rediss:// addresses of an external one. Default: none."
     )
     password: SecretRef | None = Field(default=None, description="Secret with the password. Default: none.")
-    ca: SecretRef | None = Field(default=None, description="Secret with the CA certificate. Default: system CAs.")
+    ca: SecretRef | None = Field(
+        default=None, description="Secret with the CA certificate. Default: system CAs."
+    )
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
@@ -63,7 +65,9 @@ class ObjectStore(Section):
     """Shared tier in an object store. Kubernetes only so far."""
 
     url: Url = Field(description="Bucket and prefix, such as s3://bucket/prefix.")
-    endpoint: Url | None = Field(default=None, description="Address of an S3-compatible server. Default: AWS.")
+    endpoint: Url | None = Field(
+        default=None, description="Address of an S3-compatible server. Default: AWS."
+    )
     region: Text | None = Field(default=None, description="Region of the bucket. Default: the server's own.")
     credentials: SecretRef | None = Field(
         default=None, description="Secret with the credentials file. Default: the pod's identity."
@@ -103,14 +107,19 @@ class Cache(Section):
     )
     memory: Quantity = Field(
         default=1024**3,
-        description="Memory tier of each replica, bytes; 0 keeps an index of the engines' own KV only. Default: 1Gi.",
+        description="Memory tier of each replica, bytes; 0: only an index of the engine's own KV. Default: 1Gi.",
     )
     disk: Disk | None = Field(default=None, description="Disk tier of each replica. Default: none.")
-    remote: Remote = Field(default_factory=Remote, description="Shared tiers. Kubernetes only. Default: none.")
-    compression: Compression = Field(default_factory=Compression, description="Of lower tiers. Default: none.")
+    remote: Remote = Field(
+        default_factory=Remote, description="Shared tiers. Kubernetes only. Default: none."
+    )
+    compression: Compression = Field(
+        default_factory=Compression, description="Of lower tiers. Default: none."
+    )
     encryption: Encryption = Field(default_factory=Encryption, description="Of lower tiers. Default: none.")
     eviction: Literal["cost", "lru"] = Field(
-        default="cost", description="cost: recompute time saved per byte. lru: oldest use first. Default: cost."
+        default="cost",
+        description="cost: recompute time saved per byte. lru: oldest use first. Default: cost.",
     )
     ttl: Duration | None = Field(
         default=None, description="Age after which shared tiers drop a chunk. Kubernetes only. Default: none."

@@ -29,7 +29,9 @@ class Metadata(Section):
 
     name: Name = Field(description="Name of the cluster: lower-case letters, digits and '-', at most 63.")
     namespace: Name | None = Field(default=None, description="Namespace. Kubernetes only. Default: default.")
-    labels: dict[str, str] = Field(default_factory=dict, description="Labels. Kubernetes only. Default: none.")
+    labels: dict[str, str] = Field(
+        default_factory=dict, description="Labels. Kubernetes only. Default: none."
+    )
     annotations: dict[str, str] = Field(
         default_factory=dict, description="Annotations. Kubernetes only. Default: none."
     )
@@ -69,7 +71,9 @@ class CacheCluster(Section):
 def parse(data: Any) -> CacheCluster:
     """A manifest from plain data; raises ConfigError with every wrong field in it."""
     if not isinstance(data, dict):
-        raise ConfigError(f"a manifest is a mapping with apiVersion, kind, metadata and spec, not {data!r:.60}")
+        raise ConfigError(
+            f"a manifest is a mapping with apiVersion, kind, metadata and spec, not {data!r:.60}"
+        )
     return settings.validate(CacheCluster, data)
 
 
@@ -101,5 +105,7 @@ def load(path: Path) -> CacheCluster:
 def dump(cluster: CacheCluster) -> str:
     """YAML that loads() reads back to an equal object; defaults that nobody set are left out."""
     return yaml.safe_dump(
-        cluster.model_dump(mode="json", by_alias=True, exclude_unset=True), sort_keys=False, allow_unicode=True
+        cluster.model_dump(mode="json", by_alias=True, exclude_unset=True),
+        sort_keys=False,
+        allow_unicode=True,
     )

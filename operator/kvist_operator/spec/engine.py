@@ -36,7 +36,8 @@ class Engine(Section):
     )
     replicas: int = Field(default=1, ge=0, le=1024, description="Number of engines. Default: 1.")
     device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="What engines compute on: auto takes CUDA where a device is. Default: auto."
+        default="auto",
+        description="What engines compute on: auto takes CUDA where a device is. Default: auto.",
     )
     tensor_parallel_size: int = Field(
         default=1, ge=1, le=64, description="Devices that share one replica. Default: 1."
@@ -58,16 +59,16 @@ class Engine(Section):
         default=None,
         ge=1,
         le=4096,
-        description="Tokens of an engine block; divides cache.chunkTokens. Default: the engine's own, 32 on CPUs.",
+        description="Tokens of an engine block; divides cache.chunkTokens. Default: the engine's, 32 on CPUs.",
     )
     enforce_eager: bool | None = Field(
         default=None,
-        description="Skip compilation and CUDA graphs. Default: true on CPUs (minutes faster to start), else false.",
+        description="Skip compilation and CUDA graphs. Default: true on CPUs (starts faster), else false.",
     )
     startup_deadline: Duration = Field(
         default=1200.0,
         gt=0,
-        description="Time until a started engine must answer health checks, for loading large models. Default: 20m.",
+        description="Time until a started engine must be healthy; large models load long. Default: 20m.",
     )
     resources: Resources = Field(
         default_factory=Resources, description="Of the engine container. Kubernetes only. Default: none."

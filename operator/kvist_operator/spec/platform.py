@@ -10,7 +10,9 @@ from kvist_operator.spec.base import Duration, Name, SecretRef, Section
 class NetworkPolicy(Section):
     """Which connections the cluster's pods accept and make."""
 
-    enabled: bool = Field(default=True, description="Render ingress rules from the port table. Default: true.")
+    enabled: bool = Field(
+        default=True, description="Render ingress rules from the port table. Default: true."
+    )
     egress: bool = Field(default=False, description="Restrict outgoing connections too. Default: false.")
 
 

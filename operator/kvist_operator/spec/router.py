@@ -12,7 +12,9 @@ from kvist_operator.spec.base import Duration, EnvVar, Overlay, Quantity, Resour
 class RouterLimits(Section):
     """What a router accepts at once."""
 
-    body: Quantity = Field(default=16 * 1024**2, gt=0, description="Largest request body, bytes. Default: 16Mi.")
+    body: Quantity = Field(
+        default=16 * 1024**2, gt=0, description="Largest request body, bytes. Default: 16Mi."
+    )
     concurrent_requests: int = Field(
         default=4096, ge=1, le=1_000_000, description="Requests in flight per router. Default: 4096."
     )
@@ -51,7 +53,9 @@ class Router(Section):
         description="Parameters of the policy by name. Kubernetes only so far. Default: its own.",
     )
     limits: RouterLimits = Field(default_factory=RouterLimits, description="What a router accepts at once.")
-    auth: RouterAuth = Field(default_factory=RouterAuth, description="Who may send requests. Default: everyone.")
+    auth: RouterAuth = Field(
+        default_factory=RouterAuth, description="Who may send requests. Default: everyone."
+    )
     tenants: Annotated[tuple[Tenant, ...], Field(max_length=1024)] = Field(
         default=(), description="Tenants whose KV is kept apart. Default: none."
     )

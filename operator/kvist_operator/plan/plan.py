@@ -1,0 +1,79 @@
+"""CacheCluster -> Plan: which programs, with which arguments, files, ports and volumes. Pure.
+
+Called by `kvist up` and the operator; both render the same plan.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import yaml
+
+from kvist_connector.names import PATH_HEALTHZ
+from kvist_operator.plan.engine import engine_program
+from kvist_operator.plan.program import Health, Plan, Program, Role, Volume, VolumeKind
+from kvist_operator.plan.target import Target
+from kvist_operator.spec import CacheCluster
+
+AGENT_DEADLINE: Final = 120.0
+ROUTER_DEADLINE: Final = 120.0
+
+
+def make_plan(cluster: CacheCluster, target: Target) -> Plan:
+    """The same plan for the same input, byte for byte."""
+    return Plan(
+        name=cluster.name,
+        replicas=cluster.spec.engine.replicas,
+        agent=_agent(cluster) if cluster.spec.cache.enabled else None,
+        engine=engine_program(cluster, target),
+        router=_router(cluster),
+    )
+
+
+def _agent(cluster: CacheCluster) -> Program:
+    cache = cluster.spec.cache
+    arguments = ["--replica", "$(replica)", "--socket", "$(path.socket)", "--arena", "$(path.arena)"]
+    arguments += ["--memory", str(cache.memory), "--eviction", cache.eviction]
+    arguments += ["--http.host", "$(host)", "--http.port", "$(port.agent)"]
+    arguments += ["--kv-events", "tcp://$(host.replica):$(port.kv-events)"]
+    arguments += ["--kv-events-replay", "tcp://$(host.replica):$(port.kv-events-replay)"]
+    volumes = [Volume(VolumeKind.ARENA, cache.memory), Volume(VolumeKind.RUN)]
+    if cache.disk is not None:
+        arguments += ["--disk.path", "$(path.disk)", "--disk.size", str(cache.disk.size)]
+        arguments += ["--disk.fsync", cache.disk.fsync]
+        volumes.append(Volume(VolumeKind.DISK, cache.disk.size, cache.disk.path))
+    return Program(
+        role=Role.AGENT,
+        module="kvist_connector",
+        argv=tuple(arguments),
+        # Not /readyz: the arena has its geometry only once the engine's worker has registered.
+        health=Health("agent", PATH_HEALTHZ, AGENT_DEADLINE),
+        ports=("agent",),
+        volumes=tuple(volumes),
+    )
+
+
+def _router(cluster: CacheCluster) -> Program:
+    return Program(
+        role=Role.ROUTER,
+        module="kvist_router",
+        argv=("--config", "$(path.config)/router.yaml"),
+        env={v.name: v.value for v in cluster.spec.router.env if v.value is not None},
+        files={"router.yaml": yaml.safe_dump(_router_settings(cluster), sort_keys=False)},
+        health=Health("router", PATH_HEALTHZ, ROUTER_DEADLINE),
+        ports=("router", "router-admin"),
+        volumes=(Volume(VolumeKind.MODEL),),
+        after=(Role.ENGINE,),
+    )
+
+
+def _router_settings(cluster: CacheCluster) -> dict[str, object]:
+    return {
+        "host": "$(host)",
+        "port": "$(port.router)",
+        "admin": {"host": "$(host.admin)", "port": "$(port.router-admin)"},
+        "model": {"path": "$(path.model)"},
+        "policy": cluster.spec.router.policy,
+        "replicas_file": "$(path.replicas)",
+        "limits": {"body_bytes": cluster.spec.router.limits.body},
+    }

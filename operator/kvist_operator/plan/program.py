@@ -1,0 +1,94 @@
+"""What a renderer needs to know about one program; plain values.
+
+Texts in argv, env and files may hold tokens `$(port.engine)`, `$(path.socket)`, ...: values that
+only the place where the program runs knows. A renderer replaces every one of them; one
+that it does not know is an error, so that none reaches a program.
+
+    $(host)                address to listen on            $(replica)       replica-0, ...
+    $(host.replica)        of the programs of one replica  $(host.admin)    of the router's admin port
+    $(port.<port name>)    a port of the same replica      $(path.model)    folder or name of the model
+    $(path.socket)         the agent's Unix socket         $(path.arena)    the arena file
+    $(path.disk)           folder of the disk tier         $(path.config)   folder of its config files
+    $(path.replicas)       the router's list of replicas   $(lora.<name>)   folder or name of an adapter
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+TOKEN: Final = re.compile(r"\$\(([a-z][A-Za-z0-9_.\-]*)\)")
+
+
+class Role(StrEnum):
+    """The kinds of programs of a cluster."""
+
+    AGENT = "agent"
+    ENGINE = "engine"
+    ROUTER = "router"
+
+
+class VolumeKind(StrEnum):
+    """What a program needs from the place where it runs."""
+
+    ARENA = "arena"  # memory file system, `size` bytes reserved at start
+    RUN = "run"  # socket shared by agent and engine
+    DISK = "disk"  # the disk tier, `size` bytes
+    MODEL = "model"  # weights and tokenizer, read-only
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A folder; `size` in bytes, 0 when it does not matter."""
+
+    kind: VolumeKind
+    size: int = 0
+    path: str | None = None  # wished by the manifest, on one machine only
+
+
+@dataclass(frozen=True)
+class Health:
+    """GET `path` on the port of this name answers 200 once the program works."""
+
+    port: str
+    path: str
+    deadline: float  # seconds a start may take
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program of the cluster, or one per replica."""
+
+    role: Role
+    module: str  # run as `python -m <module>`
+    argv: tuple[str, ...]
+    health: Health
+    ports: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)  # config file name -> text
+    volumes: tuple[Volume, ...] = ()
+    after: tuple[Role, ...] = ()  # started when programs of these roles are healthy
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All programs of a cluster: `agent` and `engine` once per replica, one router."""
+
+    name: str
+    replicas: int
+    engine: Program
+    router: Program
+    agent: Program | None = None
+
+    @property
+    def per_replica(self) -> tuple[Program, ...]:
+        """The programs of each replica, in the order they are started."""
+        return (self.agent, self.engine) if self.agent is not None else (self.engine,)
+
+
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """`text` with every token replaced; raises KeyError with the token that has no value."""
+    return TOKEN.sub(lambda match: values[match[1]], text)

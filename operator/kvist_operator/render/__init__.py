@@ -1,0 +1,1 @@
+"""From a plan to what runs it: local processes, Kubernetes objects."""

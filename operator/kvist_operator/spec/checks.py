@@ -1,0 +1,227 @@
+"""Checks that need more than one field, the model or the machine. Pure: facts in, first violation out.
+
+Called by `kvist up` before anything starts, and by the operator with the facts that it has.
+A check is a function of (cluster, facts) that returns a Violation or None; CHECKS are asked in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kvist_connector.quantity import format_bytes
+from kvist_operator.spec.base import format_quantity
+from kvist_operator.spec.cluster import CacheCluster
+from kvist_operator.spec.model_facts import ModelFacts
+
+# Beside slots the arena holds a superblock, headers and padding.
+_ARENA_OVERHEAD: Final = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Snapshot of a machine; None = not known, the checks that need it are left out."""
+
+    memory_total: int | None = None  # bytes, of the machine or this process's limit
+    memory_free: int | None = None
+    arena_free: int | None = None  # bytes free where arenas lie, those of this cluster counted as free
+    disk_free: int | None = None  # bytes free where disk tiers lie, chunks of this cluster counted as free
+    devices: int | None = None  # CUDA devices
+    model: ModelFacts | None = None
+    cpu: bool = False  # engines compute on the CPU
+
+
+@dataclass(frozen=True)
+class Violation:
+    """What is wrong and what to do about it."""
+
+    field: str
+    value: str
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.value} is not possible: {self.reason}; {self.remedy}"
+
+
+Check = Callable[[CacheCluster, Facts], Violation | None]
+
+
+def first_violation(cluster: CacheCluster, facts: Facts) -> Violation | None:
+    """The first check that fails, or None."""
+    return next((found for check in CHECKS if (found := check(cluster, facts)) is not None), None)
+
+
+def chunk_divides(cluster: CacheCluster, facts: Facts) -> Violation | None:
+    """Loads and stores move whole blocks of a chunk."""
+    cache, engine = cluster.spec.cache, cluster.spec.engine
+    block = engine.block_size or (32 if facts.cpu else 16)
+    if not cache.enabled or cache.chunk_tokens % block == 0:
+        return None
+    return Violation(
+        "spec.cache.chunkTokens",
+        str(cache.chunk_tokens),
+        f"it is not a multiple of the engine's block of {block} tokens",
+        f"set it to a multiple of {block}",
+    )
+
+
+def cpu_block(cluster: CacheCluster, facts: Facts) -> Violation | None:
+    """vLLM's CPU attention."""
+    block = cluster.spec.engine.block_size
+    if not facts.cpu or block is None or block % 32 == 0:
+        return None
+    return Violation(
+        "spec.engine.blockSize",
+        str(block),
+        "engines on CPUs need a multiple of 32 tokens",
+        "leave it out or set 32",
+    )
+
+
+def chunk_fits(cluster: CacheCluster, facts: Facts) -> Violation | None:
+    """A tier that cannot hold one chunk never holds anything."""
+    per_token = facts.model.kv_bytes_per_token if facts.model else None
+    if not cluster.spec.cache.enabled or per_token is None:
+        return None
+    cache = cluster.spec.cache
+    chunk = cache.chunk_tokens * per_token
+    tiers = [("spec.cache.memory", cache.memory)]
+    if cache.disk is not None:
+        tiers.append(("spec.cache.disk.size", cache.disk.size))
+    for field, size in tiers:
+        if 0 < size < chunk + _ARENA_OVERHEAD:
+            return Violation(
+                field,
+                format_quantity(size),
+                f"one chunk of this model takes {format_bytes(chunk)} "
+                f"({cache.chunk_tokens} tokens of {per_token} bytes)",
+                f"set at least {format_quantity(_round_up(chunk + _ARENA_OVERHEAD))}",
+            )
+    return None
+
+
+def prompt_fits(cluster: CacheCluster, facts: Facts) -> Violation | None:
+    """The engine itself refuses a KV space that cannot hold one longest prompt."""
+    engine, model = cluster.spec.engine, facts.model
+    if engine.kv_cache_memory is None or model is None or model.kv_bytes_per_token is None:
+        return None
+    longest = engine.max_model_len or model.max_tokens
+    space = engine.kv_cache_memory * engine.tensor_parallel_size
+    if longest is None or longest * model.kv_bytes_per_token <= space:
+        return None
+    fitting = space // model.kv_bytes_per_token
+    need = longest * model.kv_bytes_per_token // engine.tensor_parallel_size
+    return Violation(
+        "spec.engine.kvCacheMemory",
+        format_quantity(engine.kv_cache_memory),
+        f"one prompt of {longest} tokens takes {format_bytes(need)}",
+        f"set at least {format_quantity(_round_up(need))}, or engine.maxModelLen to at most {fitting}",
+    )
+
+
+def model_length(cluster: CacheCluster, facts: Facts) -> Violation | None:
+    """Longer than the model was made for."""
+    wished, limit = cluster.spec.engine.max_model_len, facts.model.max_tokens if facts.model else None
+    if wished is None or limit is None or wished <= limit:
+        return None
+    return Violation(
+        "spec.engine.maxModelLen",
+        str(wished),
+        f"the model's config allows {limit} tokens",
+        f"set at most {limit}",
+    )
+
+
+def arenas_fit(cluster: CacheCluster, facts: Facts) -> Violation | None:
+    """All arenas are reserved at start."""
+    cache, replicas = cluster.spec.cache, cluster.spec.engine.replicas
+    need = cache.memory * replicas
+    if not cache.enabled or facts.arena_free is None or need <= facts.arena_free:
+        return None
+    return Violation(
+        "spec.cache.memory",
+        format_quantity(cache.memory),
+        f"{replicas} replicas need {format_bytes(need)} and the arena folder has "
+        f"{format_bytes(facts.arena_free)} free",
+        f"set at most {format_quantity(_round_down(facts.arena_free // max(1, replicas)))}",
+    )
+
+
+def memory_fits(cluster: CacheCluster, facts: Facts) -> Violation | None:
+    """Arenas and, on CPUs, the engines' KV spaces are memory of one machine."""
+    engine, cache = cluster.spec.engine, cluster.spec.cache
+    limit = facts.memory_free if facts.memory_free is not None else facts.memory_total
+    if limit is None:
+        return None
+    arena = cache.memory if cache.enabled else 0
+    kv = (engine.kv_cache_memory or 0) if facts.cpu else 0
+    if (arena + kv) * engine.replicas <= limit:
+        return None
+    field, size = (
+        ("spec.cache.memory", cache.memory)
+        if arena >= kv
+        else ("spec.engine.kvCacheMemory", engine.kv_cache_memory or 0)
+    )
+    return Violation(
+        field,
+        format_quantity(size),
+        f"{engine.replicas} replicas with {format_bytes(arena)} cache and {format_bytes(kv)} KV space need "
+        f"{format_bytes((arena + kv) * engine.replicas)} and the machine has {format_bytes(limit)} free",
+        "set less, or fewer engine.replicas",
+    )
+
+
+def disk_fits(cluster: CacheCluster, facts: Facts) -> Violation | None:
+    """The disk tiers of all replicas share one disk here."""
+    cache, replicas = cluster.spec.cache, cluster.spec.engine.replicas
+    if not cache.enabled or cache.disk is None or facts.disk_free is None:
+        return None
+    need = cache.disk.size * replicas
+    if need <= facts.disk_free:
+        return None
+    return Violation(
+        "spec.cache.disk.size",
+        format_quantity(cache.disk.size),
+        f"{replicas} replicas need {format_bytes(need)} and the disk has {format_bytes(facts.disk_free)} free",
+        f"set at most {format_quantity(_round_down(facts.disk_free // max(1, replicas)))}",
+    )
+
+
+def devices_suffice(cluster: CacheCluster, facts: Facts) -> Violation | None:
+    """Engines on CUDA take whole devices."""
+    engine = cluster.spec.engine
+    need = engine.replicas * engine.tensor_parallel_size
+    if engine.device == "cpu" or facts.devices is None or (facts.cpu and engine.device == "auto"):
+        return None
+    if need <= facts.devices:
+        return None
+    return Violation(
+        "spec.engine.replicas",
+        str(engine.replicas),
+        f"{need} CUDA devices are needed and {facts.devices} are here",
+        "set fewer, or engine.device: cpu",
+    )
+
+
+def _round_up(size: int) -> int:
+    mebibyte = 1024**2
+    return (size + mebibyte - 1) // mebibyte * mebibyte
+
+
+def _round_down(size: int) -> int:
+    return size // 1024**2 * 1024**2
+
+
+CHECKS: Final[tuple[Check, ...]] = (
+    cpu_block,
+    chunk_divides,
+    chunk_fits,
+    model_length,
+    prompt_fits,
+    devices_suffice,
+    arenas_fit,
+    memory_fits,
+    disk_fits,
+)
