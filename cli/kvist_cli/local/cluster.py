@@ -6,19 +6,31 @@ replicas `replica-0`, ... Every wait has a deadline; every failure is a ClusterE
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Final, Self, TypeVar
 
-from kvist_cli.local.events import OnEvent, ignore
+from kvist_cli.local import leftovers
+from kvist_cli.local.events import Event, EventKind, OnEvent, ignore
+from kvist_cli.local.keeper import ClusterError
 from kvist_cli.local.options import Options
-from kvist_connector.errors import KvistError
-from kvist_operator.spec import CacheCluster
+from kvist_cli.local.prepare import prepare, run_folder
+from kvist_cli.local.state import Lock, ProgramState, RunFolder
+from kvist_cli.local.supervisor import Supervisor
+from kvist_operator.plan import Role
+from kvist_operator.render.local import Process
+from kvist_operator.spec import CacheCluster, dump
 
+_SLACK: Final = 60.0
+T = TypeVar("T")
 
-class ClusterError(KvistError):
-    """The cluster could not do it; the text says which program, why, and where its log is."""
+__all__ = ["Cluster", "ClusterError", "Urls"]
 
 
 @dataclass(frozen=True)
@@ -32,47 +44,114 @@ class Urls:
 
 
 class Cluster:
-    """A running cluster, owned by this process."""
+    """A running cluster, owned by this process. Made by `up` or, from ready processes, by `run`."""
 
-    run_dir: Path
-    urls: Urls
+    def __init__(
+        self, supervisor: Supervisor, lock: Lock, run_dir: Path, urls: Urls, options: Options
+    ) -> None:
+        self.run_dir = run_dir
+        self.urls = urls
+        self._supervisor = supervisor
+        self._lock = lock
+        self._options = options
+        self._down = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kvist-supervisor", daemon=True)
+        self._thread.start()
 
     @classmethod
     def up(cls, manifest: CacheCluster, options: Options | None = None, on_event: OnEvent = ignore) -> Self:
         """Check everything, start all programs in order, return when all are healthy.
 
         Raises ConfigError before anything starts (manifest against machine, ports, model), ClusterError
-        when a program does not come up; nothing is left running then. `on_event` is called from
-        the supervisor's thread.
+        when a program does not come up or a cluster of this name runs; nothing is left running then.
+        `on_event` is called from the supervisor's thread.
         """
-        raise NotImplementedError
+        options = options or Options()
+        folder = RunFolder(run_folder(manifest.name, options, os.environ))
+        lock = claim(folder, manifest.name, options, on_event)
+        try:
+            prepared = prepare(manifest, options, os.environ, on_event)
+            (folder.path / "manifest.yaml").write_text(dump(manifest))
+        except BaseException:
+            lock.release()
+            raise
+        return cls.run(
+            manifest.name,
+            manifest.served_name,
+            prepared.processes,
+            folder,
+            lock,
+            options,
+            os.environ,
+            on_event,
+        )
+
+    @classmethod
+    def run(
+        cls,
+        name: str,
+        model: str,
+        processes: Sequence[Process],
+        folder: RunFolder,
+        lock: Lock,
+        options: Options,
+        environment: Mapping[str, str],
+        on_event: OnEvent = ignore,
+    ) -> Self:
+        """Start ready-made processes under a folder whose lock the caller holds, and now gives away."""
+        supervisor = Supervisor(name, model, processes, folder, options, environment, on_event)
+        cluster = cls(supervisor, lock, folder.path, urls_of(processes), options)
+        deadline = sum(sorted({p.start_deadline for p in processes})) + _SLACK
+        try:
+            cluster._call(supervisor.up(), deadline)
+        except BaseException:
+            cluster.down(flush=False)
+            raise
+        return cluster
 
     def kill(self, program: str) -> int:
         """SIGKILL the program and its children; the supervisor starts it again. Returns the dead pid."""
-        raise NotImplementedError
+        return self._call(self._supervisor.kill(program), self._options.stop_deadline)
 
     def restart(self, program: str, deadline: float = 600.0) -> None:
         """Stop it with SIGTERM, start it again, wait until it is healthy."""
-        raise NotImplementedError
+        self._call(self._supervisor.restart(program), deadline)
 
     def wait_ready(self, program: str, deadline: float = 600.0) -> float:
         """Wait until it is healthy (after kill(): the new process). Returns the seconds its start took."""
-        raise NotImplementedError
+        return self._call(self._supervisor.ready(program), deadline)
+
+    def programs(self) -> tuple[ProgramState, ...]:
+        """All programs as they are now."""
+        return tuple(keeper.state() for keeper in self._supervisor.keepers.values())
 
     def pid(self, program: str) -> int:
         """Process id of the program now; raises ClusterError while it is not running."""
-        raise NotImplementedError
+        identity = self._supervisor.keeper(program).identity
+        if identity is None:
+            raise ClusterError(f"{program} is not running now")
+        return identity.pid
 
     def log(self, program: str) -> Path:
         """Its log file."""
-        raise NotImplementedError
+        return self._supervisor.keeper(program).process.log
 
-    def down(self, *, flush: bool = True) -> None:
+    def down(self, *, flush: bool = True, keep_arenas: bool = False) -> None:
         """Stop router and engines, flush agents to disk, stop them, remove the arenas. Safe to call twice.
 
-        With flush=False agents are stopped at once and the arenas stay: the next `up` finds them warm.
+        With `keep_arenas` the next `up` finds the memory tier warm.
         """
-        raise NotImplementedError
+        if self._down:
+            return
+        deadline = 3 * (self._options.stop_deadline + _SLACK) + self._options.flush_deadline
+        self._call(self._supervisor.down(flush=flush, keep_arenas=keep_arenas), deadline)
+        self._close()
+
+    def abort(self) -> None:
+        """SIGKILL to everything, then clean up; for a user who does not want to wait for down()."""
+        self._loop.call_soon_threadsafe(self._supervisor.abort)
+        self.down(flush=False)
 
     def __enter__(self) -> Self:
         return self
@@ -81,3 +160,55 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.down(flush=error is None)
+
+    def _call(self, work: Coroutine[Any, Any, T], deadline: float) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(deadline)
+        except concurrent.futures.TimeoutError as error:
+            future.cancel()
+            raise ClusterError(f"not done within {deadline:.0f} s; see {self.run_dir / 'logs'}") from error
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _close(self) -> None:
+        self._down = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(self._options.stop_deadline)
+        self._loop.close()
+        self._lock.release()
+
+
+def claim(folder: RunFolder, name: str, options: Options, on_event: OnEvent) -> Lock:
+    """Become the owner of the folder; ends what a killed owner left. Raises ClusterError while one lives."""
+    lock = folder.lock()
+    if lock is None:
+        state = folder.read()
+        pid = f" (pid {state.supervisor.pid})" if state is not None else ""
+        raise ClusterError(
+            f"cluster {name!r} is already up{pid}: see `kvist status {name}`, end it with "
+            f"`kvist down {name}`, or give this one another metadata.name and ports"
+        )
+    try:
+        state = folder.read()
+        if state is not None:
+            found = ", ".join(p.name for p in leftovers.running(state)) or "nothing alive"
+            on_event(Event(EventKind.NOTE, "", f"cleaning up after a killed supervisor: {found}"))
+            leftovers.end(state, folder, options, flush=True, on_event=on_event)
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def urls_of(processes: Sequence[Process]) -> Urls:
+    """Addresses of a rendered cluster."""
+    router = next((p for p in processes if p.role is Role.ROUTER), None)
+    admin = router.ports.get("router-admin") if router is not None else None
+    return Urls(
+        router=router.url if router is not None else "",
+        router_admin=f"http://127.0.0.1:{admin}" if admin is not None else "",
+        engines={p.replica: p.url for p in processes if p.role is Role.ENGINE},
+        agents={p.replica: p.url for p in processes if p.role is Role.AGENT},
+    )

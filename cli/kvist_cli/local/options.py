@@ -3,42 +3,52 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
 from kvist_connector import names
 from kvist_connector.settings import Settings
 
+PortNumber = Annotated[int, Field(ge=1, le=65535)]
+
 
 class Ports(Settings):
     """First port of each kind; the replica's ordinal is added to those of engines and agents."""
 
-    router: int = Field(default=names.PORT_ROUTER, ge=1, le=65535, description="OpenAI endpoint")
-    router_admin: int = Field(
-        default=names.PORT_ROUTER_ADMIN, ge=1, le=65535, description="router's admin port"
+    router: PortNumber = Field(default=names.PORT_ROUTER, description="OpenAI endpoint")
+    router_admin: PortNumber = Field(default=names.PORT_ROUTER_ADMIN, description="router's admin endpoint")
+    engine: PortNumber = Field(default=names.PORT_ENGINE, description="first engine")
+    agent: PortNumber = Field(default=names.PORT_AGENT, description="first agent")
+    kv_events: PortNumber = Field(default=names.PORT_KV_EVENTS, description="first engine's KV events")
+    kv_events_replay: PortNumber = Field(
+        default=names.PORT_KV_EVENTS_REPLAY, description="first engine's replay of KV events"
     )
-    engine: int = Field(default=names.PORT_ENGINE, ge=1, le=65535, description="first engine")
-    agent: int = Field(default=names.PORT_AGENT, ge=1, le=65535, description="first agent")
-    kv_events: int = Field(default=names.PORT_KV_EVENTS, ge=1, le=65535, description="first engine's KV events")
-    kv_events_replay: int = Field(
-        default=names.PORT_KV_EVENTS_REPLAY, ge=1, le=65535, description="first engine's KV event replay"
-    )
+
+    def by_plan_name(self) -> dict[str, int]:
+        """As the plan names them."""
+        return {name.replace("_", "-"): int(port) for name, port in self.model_dump().items()}
 
 
 class Options(Settings):
     """Where and how a cluster runs on this machine."""
 
     run_dir: Path | None = Field(
-        default=None, description="folder of state, logs and sockets; default: <state folder>/kvist/<name>"
+        default=None, description="folder of state, logs and sockets; default <state folder>/kvist/<name>"
     )
-    arena_dir: Path = Field(default=Path("/dev/shm"), description="folder of the arenas, on a memory file system")
-    host: str = Field(default="127.0.0.1", description="address that engines, agents and router listen on")
-    ports: Ports = Field(default_factory=Ports, description="first ports")
+    arena_dir: Path = Field(default=Path("/dev/shm"), description="folder of arenas, on a memory file system")
+    host: str = Field(default="127.0.0.1", description="address that the router listens on")
+    ports: Ports = Field(default=Ports(), description="first ports")
     restarts: int = Field(
-        default=5, ge=0, le=1000, description="restarts in a row, without a ready program between, before giving up"
+        default=5,
+        ge=0,
+        le=1000,
+        description="restarts in a row, without being ready between, before giving up",
     )
-    backoff: float = Field(default=1.0, gt=0, description="seconds before the first restart; doubles up to 30")
-    stop_deadline: float = Field(default=30.0, gt=0, description="seconds from SIGTERM to SIGKILL of a program")
+    backoff: float = Field(
+        default=1.0, gt=0, description="seconds before the first restart; doubles up to 30"
+    )
+    stop_deadline: float = Field(default=30.0, gt=0, description="seconds from SIGTERM to SIGKILL")
     flush_deadline: float = Field(
         default=60.0, gt=0, description="seconds that `down` waits for chunks on their way to disk"
     )

@@ -30,6 +30,7 @@ def engine_program(cluster: CacheCluster, target: Target) -> Program:
         health=Health("engine", "/health", cluster.spec.engine.startup_deadline),
         ports=("engine", "kv-events", "kv-events-replay") if cached else ("engine",),
         volumes=(Volume(VolumeKind.MODEL), *((Volume(VolumeKind.RUN),) if cached else ())),
+        devices=cluster.spec.engine.tensor_parallel_size if target.device == "cuda" else 0,
         after=(Role.AGENT,) if cached else (),
     )
 

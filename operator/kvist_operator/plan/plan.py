@@ -68,12 +68,18 @@ def _router(cluster: CacheCluster) -> Program:
 
 
 def _router_settings(cluster: CacheCluster) -> dict[str, object]:
+    limits = cluster.spec.router.limits
     return {
         "host": "$(host)",
         "port": "$(port.router)",
-        "admin": {"host": "$(host.admin)", "port": "$(port.router-admin)"},
+        "admin_host": "$(host.admin)",
+        "admin_port": "$(port.router-admin)",
         "model": {"path": "$(path.model)"},
         "policy": cluster.spec.router.policy,
         "replicas_file": "$(path.replicas)",
-        "limits": {"body_bytes": cluster.spec.router.limits.body},
+        "limits": {
+            "body_bytes": limits.body,
+            "in_flight": limits.concurrent_requests,
+            "first_byte_seconds": limits.first_byte_deadline,
+        },
     }

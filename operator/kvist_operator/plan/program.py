@@ -70,6 +70,7 @@ class Program:
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)  # config file name -> text
     volumes: tuple[Volume, ...] = ()
+    devices: int = 0  # accelerators it takes; 0 on CPUs
     after: tuple[Role, ...] = ()  # started when programs of these roles are healthy
 
 

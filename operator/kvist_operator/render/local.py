@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +32,7 @@ class Machine:
     python: str
     model: str  # resolved folder or hub name
     lora: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()  # ids of CUDA devices, dealt out to the engines in order
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,12 @@ def _process(plan: Plan, program: Program, machine: Machine, ordinal: int) -> Pr
     values = _values(plan, machine, replica, ordinal)
     siblings = {p.role for p in plan.per_replica}
     after = tuple(f"{role}-{ordinal}" for role in program.after if role in siblings)
-    return _common(program, machine, values, f"{program.role}-{ordinal}", replica, after)
+    process = _common(program, machine, values, f"{program.role}-{ordinal}", replica, after)
+    if program.role is not Role.ENGINE or not machine.devices:
+        return process
+    first = ordinal * program.devices
+    own = ",".join(machine.devices[first : first + program.devices])
+    return replace(process, env={**process.env, "CUDA_VISIBLE_DEVICES": own})
 
 
 def _router(plan: Plan, machine: Machine, others: list[Process]) -> Process:
@@ -83,7 +89,7 @@ def _router(plan: Plan, machine: Machine, others: list[Process]) -> Process:
     engines = tuple(p.name for p in others if p.role is Role.ENGINE)
     rendered = _common(plan.router, machine, values, "router", "", engines)
     files = {**rendered.files, Path(values["path.replicas"]): replicas_file(others)}
-    return Process(**{**vars(rendered), "files": files})
+    return replace(rendered, files=files)
 
 
 def replicas_file(processes: list[Process]) -> str:

@@ -107,7 +107,7 @@ class Cache(Section):
     )
     memory: Quantity = Field(
         default=1024**3,
-        description="Memory tier of each replica, bytes; 0: only an index of the engine's own KV. Default: 1Gi.",
+        description="Memory tier of each replica, bytes; 0: index the engine's own KV only. Default: 1Gi.",
     )
     disk: Disk | None = Field(default=None, description="Disk tier of each replica. Default: none.")
     remote: Remote = Field(

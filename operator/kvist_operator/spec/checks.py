@@ -184,7 +184,7 @@ def disk_fits(cluster: CacheCluster, facts: Facts) -> Violation | None:
     return Violation(
         "spec.cache.disk.size",
         format_quantity(cache.disk.size),
-        f"{replicas} replicas need {format_bytes(need)} and the disk has {format_bytes(facts.disk_free)} free",
+        f"{replicas} replicas need {format_bytes(need)}, the disk has {format_bytes(facts.disk_free)} free",
         f"set at most {format_quantity(_round_down(facts.disk_free // max(1, replicas)))}",
     )
 

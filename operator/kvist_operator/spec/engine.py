@@ -59,7 +59,7 @@ class Engine(Section):
         default=None,
         ge=1,
         le=4096,
-        description="Tokens of an engine block; divides cache.chunkTokens. Default: the engine's, 32 on CPUs.",
+        description="Tokens of a block; divides cache.chunkTokens. Default: the engine's, 32 on CPUs.",
     )
     enforce_eager: bool | None = Field(
         default=None,

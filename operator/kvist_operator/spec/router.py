@@ -13,13 +13,13 @@ class RouterLimits(Section):
     """What a router accepts at once."""
 
     body: Quantity = Field(
-        default=16 * 1024**2, gt=0, description="Largest request body, bytes. Default: 16Mi."
+        default=16 * 1024**2, ge=1024, description="Largest request body, bytes. Default: 16Mi."
     )
     concurrent_requests: int = Field(
-        default=4096, ge=1, le=1_000_000, description="Requests in flight per router. Default: 4096."
+        default=8192, ge=1, le=1_000_000, description="Requests in flight per router. Default: 8192."
     )
-    request_deadline: Duration = Field(
-        default=3600.0, gt=0, description="Longest time of one request. Default: 1h."
+    first_byte_deadline: Duration = Field(
+        default=600.0, gt=0, description="Longest wait for the first byte of an answer. Default: 10m."
     )
 
 

@@ -1,0 +1,111 @@
+"""Everything before the first process: resolve the model, plan, render, check. Starts nothing.
+
+Raises ConfigError with field, value and remedy for all that is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvist_cli import folders, models
+from kvist_cli.local import machine
+from kvist_cli.local.events import Event, EventKind, OnEvent
+from kvist_cli.local.options import Options
+from kvist_cli.local.ports import check_ports
+from kvist_connector.errors import ConfigError
+from kvist_operator.plan import Target, cpu_target, cuda_target, make_plan
+from kvist_operator.render.local import Machine, Process, render
+from kvist_operator.spec import CacheCluster
+from kvist_operator.spec.checks import first_violation
+from kvist_operator.spec.local_use import ignored_locally
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checked cluster, ready to start."""
+
+    cluster: CacheCluster
+    run_dir: Path
+    model: Path
+    processes: tuple[Process, ...]
+
+
+def run_folder(name: str, options: Options, environment: Mapping[str, str]) -> Path:
+    """Where the cluster of this name keeps its run."""
+    return (options.run_dir or folders.state_folder(environment) / name).expanduser().absolute()
+
+
+def prepare(
+    cluster: CacheCluster, options: Options, environment: Mapping[str, str], on_event: OnEvent
+) -> Prepared:
+    """Resolve, plan, render and check; may convert or fetch a model, which `on_event` hears of."""
+    ignored = ignored_locally(cluster)
+    if ignored:
+        on_event(Event(EventKind.NOTE, "", f"ignored on one machine: {', '.join(ignored)}"))
+    cpu = on_cpu(cluster, environment)
+    model = models.resolve(
+        cluster.spec.model.name,
+        cluster.spec.model.revision,
+        environment,
+        lambda text: on_event(Event(EventKind.NOTE, "", text)),
+    )
+    run_dir = run_folder(cluster.name, options, environment)
+    processes = _render(cluster, options, environment, model, run_dir, cpu)
+    arenas = [p.arena for p in processes if p.arena is not None]
+    disks = [p.disk for p in processes if p.disk is not None]
+    facts = machine.gather(cluster, model, options.arena_dir, arenas, disks, cpu)
+    violation = first_violation(cluster, facts)
+    if violation is not None:
+        raise ConfigError(str(violation))
+    check_ports(processes, options.host)
+    return Prepared(cluster, run_dir, model, processes)
+
+
+def on_cpu(cluster: CacheCluster, environment: Mapping[str, str]) -> bool:
+    """Whether engines compute on the CPU here; raises ConfigError when no engine is installed."""
+    if not machine.engine_installed():
+        raise ConfigError(
+            "vLLM is not installed here: install the extra engine-cpu (no GPU) or engine (CUDA)"
+        )
+    wished = cluster.spec.engine.device
+    if wished == "cuda" and machine.cpu_build_installed():
+        raise ConfigError(
+            "spec.engine.device: 'cuda' is not possible: the CPU build of vLLM is installed here"
+        )
+    if wished != "auto":
+        return wished == "cpu"
+    return machine.cpu_build_installed() or not machine.cuda_devices(environment)
+
+
+def _render(
+    cluster: CacheCluster,
+    options: Options,
+    environment: Mapping[str, str],
+    model: Path,
+    run_dir: Path,
+    cpu: bool,
+) -> tuple[Process, ...]:
+    target = _target(cpu)
+    return render(
+        make_plan(cluster, target),
+        Machine(
+            run_dir=run_dir,
+            arena_dir=options.arena_dir,
+            host=options.host,
+            ports=options.ports.by_plan_name(),
+            python=sys.executable,
+            model=str(model),
+            lora={a.name: str(Path(a.path).expanduser()) for a in cluster.spec.model.lora_adapters},
+            devices=() if cpu else machine.cuda_devices(environment),
+        ),
+    )
+
+
+def _target(cpu: bool) -> Target:
+    if not cpu:
+        return cuda_target(offline=True)
+    return cpu_target(len(os.sched_getaffinity(0)), offline=True)

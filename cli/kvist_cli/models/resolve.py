@@ -1,0 +1,42 @@
+"""`model.name` is a folder, the demo's model, or a Hugging Face name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from kvist_cli.models.demo import DEMO_MODEL, demo_model
+from kvist_cli.models.worker import run_worker
+from kvist_connector.errors import ConfigError
+
+_FETCH_DEADLINE: Final = 6 * 3600.0
+_FIELD: Final = "spec.model.name"
+
+
+def resolve(
+    name: str,
+    revision: str | None,
+    environment: Mapping[str, str],
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> Path:
+    """The model's folder; raises ConfigError that says what is missing and what to do."""
+    try:
+        if name == DEMO_MODEL:
+            return demo_model(environment, on_progress)
+        folder = Path(name).expanduser()
+        if name.startswith(("/", "./", "../", "~")) or folder.is_dir():
+            return _folder(folder)
+        on_progress(f"looking for {name} in the Hugging Face cache, then on the hub")
+        arguments = [name] if revision is None else [name, revision]
+        return Path(run_worker("kvist_cli.models.fetch_hub", arguments, environment, _FETCH_DEADLINE))
+    except ConfigError as error:
+        raise ConfigError(f"{_FIELD}: {name!r}: {error}") from error
+
+
+def _folder(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise ConfigError("there is no such folder; give an existing one or a Hugging Face name")
+    if not (folder / "config.json").is_file():
+        raise ConfigError("the folder has no config.json, so it holds no model in Hugging Face form")
+    return folder.absolute()
