@@ -1,0 +1,68 @@
+"""What a miss costs: TTFT of unseen prompts with the connector against the same engine without it."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from bench import harness
+from bench.agent_process import AgentProcess
+from bench.engine_worker import EngineWorker
+from bench.prompts import model_folder, random_prompt
+
+PROMPT_TOKENS = 2048
+GOAL_RATIO = 1.02
+
+
+def run(options: harness.Options) -> harness.Result:
+    """Two engines side by side, the same unseen prompt to both in turn, order alternating."""
+    model = str(model_folder())
+    with tempfile.TemporaryDirectory(prefix="kvist-bench-") as name:
+        folder = Path(name)
+        agent = AgentProcess(folder, memory="2Gi")
+        ours_config = {"model": model, "connector": {"agent": str(agent.socket)}}
+        with (
+            agent,
+            EngineWorker(ours_config, folder / "ours.log") as ours,
+            EngineWorker({"model": model, "connector": None}, folder / "plain.log") as plain,
+        ):
+            for engine in (ours, plain):
+                engine.wait_ready()
+                engine.generate(random_prompt(1, 512))
+            ratio, mine, theirs = _measure(ours, plain, options.rounds(15, 3))
+            stored = agent.stats()
+    goal = harness.Goal(
+        "miss, with / without connector", ratio.median, GOAL_RATIO, False, "x", (ratio.low, ratio.high)
+    )
+    rows = (
+        ("with connector", f"{1000 * statistics.median(mine):.1f}"),
+        ("without", f"{1000 * statistics.median(theirs):.1f}"),
+        ("ratio of pairs", str(ratio)),
+    )
+    return harness.Result(
+        headline=f"a miss costs {100 * (ratio.median - 1):+.2f} % TTFT",
+        tables=(harness.Table(f"TTFT of {PROMPT_TOKENS} unseen tokens", ("engine", "ms, median"), rows),),
+        figures={"ratio": ratio.median, "agent": stored},
+        goals=(goal,),
+    )
+
+
+def _measure(
+    ours: EngineWorker, plain: EngineWorker, rounds: int
+) -> tuple[harness.Estimate, list[float], list[float]]:
+    seeds = {"ours": 5000, "plain": 5000}
+
+    def once(name: str, engine: EngineWorker) -> float:
+        seeds[name] += 1
+        answer = engine.generate(random_prompt(seeds[name], PROMPT_TOKENS))
+        if answer["cached"]:
+            raise RuntimeError(f"the prompt was meant to be unseen, {answer['cached']} tokens were reused")
+        return float(answer["ttft"])
+
+    return harness.paired_ratio(lambda: once("ours", ours), lambda: once("plain", plain), rounds)
+
+
+if __name__ == "__main__":
+    sys.exit(harness.main("miss", run))
