@@ -5,6 +5,7 @@ Called by the replay, one request at a time. Times are seconds of a monotonic cl
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -107,6 +108,6 @@ def _reply(stream: _Stream, headers: httpx.Headers, ended: float) -> Reply:
         completion_tokens=stream.usage.get("completion_tokens", 0),
         cached_tokens=(stream.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
         ttft=times[0] - stream.started,
-        gaps=tuple(b - a for a, b in zip(times, times[1:], strict=False)),
+        gaps=tuple(b - a for a, b in itertools.pairwise(times)),
         seconds=ended - stream.started,
     )

@@ -1,8 +1,8 @@
 """Figures of a replay: pure aggregation of what was measured, turn by turn.
 
 Called by the demo after each replay and for the JSON file. Hits come as three figures:
-requests (at least one chunk's worth of tokens reused), tokens (reused / prompt) and seconds (estimated: prefill
-not computed, less the time loading took, as a share of all prefill).
+requests (at least one chunk's worth of tokens reused), tokens (reused / prompt) and seconds
+(estimated: prefill not computed, less the time loading took, as a share of all prefill).
 """
 
 from __future__ import annotations
@@ -129,13 +129,19 @@ def routes(replay: Replay) -> list[dict[str, Any]]:
     ]
 
 
-def distinct_tokens(replay: Replay, shared_tokens: int) -> int:
-    """KV tokens that all sessions need together: their longest prompts, with `shared_tokens` counted once."""
-    longest: dict[str, int] = {}
-    for turn in replay.turns:
-        session = turn.turn.rsplit(".", 1)[0]
-        longest[session] = max(longest.get(session, 0), turn.prompt_tokens + turn.completion_tokens)
-    return sum(longest.values()) - shared_tokens * max(0, len(longest) - 1)
+def distinct_tokens(prompts: Iterable[Sequence[int]]) -> int:
+    """KV tokens that the prompts need together: positions with equal tokens before them count once."""
+    total = 0
+    previous: Sequence[int] = ()
+    for prompt in sorted(list(prompt) for prompt in prompts):
+        total += len(prompt) - _common(previous, prompt)
+        previous = prompt
+    return total
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def percentile(values: Sequence[float], share: float) -> float:

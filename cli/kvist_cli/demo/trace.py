@@ -54,6 +54,13 @@ class Trace:
                 messages += [_says("user", earlier.text), _says("assistant", answers[earlier.name])]
         return [*messages, _says("user", turn.text)]
 
+    def whole_sessions(self, answers: Mapping[str, str]) -> list[list[Message]]:
+        """Every session with its last answer."""
+        last = {turn.session: turn for turn in self.turns}
+        return [
+            [*self.messages(turn, answers), _says("assistant", answers[turn.name])] for turn in last.values()
+        ]
+
 
 def _says(role: str, content: str) -> Message:
     return {"role": role, "content": content}

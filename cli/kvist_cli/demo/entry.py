@@ -1,0 +1,181 @@
+"""`kvist demo`: flags, signals, exit status; the composition root of the demo.
+
+Registered by kvist_cli/app.py as the command `demo`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from kvist_cli import models
+from kvist_cli.demo import manifests, report, trace
+from kvist_cli.demo.ending import Running
+from kvist_cli.demo.errors import DemoError
+from kvist_cli.demo.play import Demo, Up
+from kvist_cli.demo.screen import Screen
+from kvist_cli.local import Cluster, Options, Ports
+from kvist_cli.local.machine import read_model_facts
+from kvist_connector.errors import KvistError
+from kvist_operator.spec import CacheCluster
+
+EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
+QUICK_SESSIONS = 2
+PORT_STEP, PORT_TRIES = 10, 50
+
+
+def command(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there as JSON.")
+    ] = None,
+    keep: Annotated[
+        bool,
+        typer.Option("--keep", help="Leave the last cluster running until Ctrl-C, for requests of your own."),
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Two sessions instead of six: to try it, not for figures.")
+    ] = False,
+    model: Annotated[
+        str,
+        typer.Option("--model", help="A local folder or a Hugging Face name instead of the demo's model."),
+    ] = manifests.DEMO_MODEL,
+) -> None:
+    """Replay a conversation on two real engines: plain vLLM, Kvist's routing alone, Kvist whole.
+
+    Then kills an engine, stops and starts everything, and checks that cached answers are exact.
+    Nothing is left behind. Ctrl-C stops every program.
+
+    Examples:
+
+        kvist demo
+
+        kvist demo --json figures.json
+
+        kvist demo --keep
+    """
+    folder = Path(tempfile.mkdtemp(prefix="kvist-demo-"))
+    with Screen(_trace(quick)) as screen, _terminated_like_interrupted():
+        status = _guarded(lambda: _play(screen, quick, model, folder, json_file, keep), screen, folder)
+    raise typer.Exit(status)
+
+
+def _trace(quick: bool) -> trace.Trace:
+    whole = trace.load()
+    return trace.shortened(whole, QUICK_SESSIONS) if quick else whole
+
+
+def _guarded(play: Callable[[], int], screen: Screen, folder: Path) -> int:
+    """The exit status; logs stay where something failed."""
+    try:
+        status = play()
+    except KeyboardInterrupt:
+        screen.note("interrupted: every program was stopped")
+        status = EXIT_INTERRUPTED
+    except KvistError as error:
+        screen.end_table()
+        print(f"kvist demo: {error}\nlogs: {folder}", file=sys.stderr)
+        return EXIT_FAILED
+    shutil.rmtree(folder, ignore_errors=True)
+    return status
+
+
+def _play(screen: Screen, quick: bool, model: str, folder: Path, json_file: Path | None, keep: bool) -> int:
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise DemoError(f"--json {json_file}: the folder does not exist; create it or name another file")
+    screen.note("three replays of one conversation on two engines; engines take a minute or two to start")
+    token_bytes = _token_bytes(model, screen)
+    demo = Demo(_trace(quick), model, screen, _starter(screen), folder, token_bytes)
+    measured = demo.run(_keeper(screen) if keep else None)
+    document = report.document(measured)
+    screen.show_turns()
+    screen.show_summary(document)
+    if json_file is not None:
+        json_file.write_text(json.dumps(document, indent=1) + "\n")
+        screen.note(f"figures written to {json_file}")
+    screen.note(closing_line(document))
+    return 0 if document["exact"] else EXIT_FAILED
+
+
+def closing_line(document: dict[str, Any]) -> str:
+    """The result in one sentence."""
+    verdict = "exact" if document["exact"] else "NOT exact: " + "; ".join(document["exact_problems"])
+    after = document["restart"]
+    return (
+        f"answers from cache: {verdict} ({document['exact_prompts']} prompts); after kill -9 "
+        f"{after['arena_hit_tokens']:,} tokens from the arena, "
+        f"after down and up {after['disk_hit_tokens']:,} from disk"
+    )
+
+
+def _token_bytes(model: str, screen: Screen) -> int:
+    folder = models.resolve(model, None, os.environ, screen.note)
+    size = read_model_facts(folder, "bfloat16").kv_bytes_per_token
+    if size is None:
+        raise DemoError(f"--model {model}: its config does not say how large its KV is; use another model")
+    return size
+
+
+def _starter(screen: Screen) -> Up:
+    def up(manifest: CacheCluster, folder: Path) -> Running:
+        return Cluster.up(manifest, Options(run_dir=folder, ports=free_ports()), screen.event)
+
+    return up
+
+
+def _keeper(screen: Screen) -> Callable[[Running], None]:
+    def kept(cluster: Running) -> None:
+        body = json.dumps(
+            {"model": manifests.SERVED_NAME, "messages": [{"role": "user", "content": "Hello"}]}
+        )
+        url = f"{cluster.urls.router}/v1/chat/completions"
+        screen.note(f"the cluster is at {cluster.urls.router}; Ctrl-C stops it. Try:")
+        screen.note(f"  curl -i {url} -H 'Content-Type: application/json' -d '{body}'")
+        threading.Event().wait()
+
+    return kept
+
+
+def free_ports() -> Ports:
+    """The usual ports, or the same ones shifted until all are free."""
+    usual = Ports()
+    for shift in range(0, PORT_STEP * PORT_TRIES, PORT_STEP):
+        ports = Ports(**{name: first + shift for name, first in usual.model_dump().items()})
+        if all(_free(first + i) for first in ports.model_dump().values() for i in range(manifests.REPLICAS)):
+            return ports
+    raise DemoError(f"no free ports found from {usual.router} on; end what uses them")
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM ends the demo as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,111 @@
+"""What the programs themselves say about a replay: the router's records, the agents' counters.
+
+Called by the replay and the restarts. Every wait has a deadline; a record that does not come is
+None, since a demo can go on without it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+
+from kvist_cli.demo.errors import DemoError
+from kvist_cli.demo.figures import STORED_TIERS, Traffic
+from kvist_connector import names
+
+T = TypeVar("T")
+
+RECORD_SECONDS = 5.0
+ROUTABLE_SECONDS = 120.0
+FLUSH_SECONDS = 60.0
+PAUSE_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the connector reported of one request: reused tokens by tier label, seconds of copying."""
+
+    hits: Mapping[str, int]
+    load_seconds: float
+
+
+def outcome(
+    client: httpx.Client, admin: str, request_id: str, seconds: float = RECORD_SECONDS
+) -> Outcome | None:
+    """The router's record of a request, once the engine's own report has joined it."""
+
+    def look() -> Outcome | None:
+        response = client.get(f"{admin}{names.PATH_DECISIONS}/{request_id}")
+        actual = response.json().get("actual") if response.status_code == httpx.codes.OK else None
+        return Outcome(actual["hit_tokens"], actual["load_seconds"]) if actual else None
+
+    return _until(look, seconds)
+
+
+def traffic(client: httpx.Client, agents: Mapping[str, str]) -> Traffic:
+    """Bytes stored and loaded so far, summed over the agents."""
+    total = Traffic()
+    for base in agents.values():
+        total = total.plus(traffic_of(_json(client.get(f"{base}{names.PATH_STATS}"))))
+    return total
+
+
+def traffic_of(stats: Mapping[str, Any]) -> Traffic:
+    """The bytes in one agent's answer."""
+    tiers = {name: stats["tiers"].get(name, {}) for name in STORED_TIERS}
+    return Traffic(
+        {name: tier.get("stored_bytes", 0) for name, tier in tiers.items()},
+        {name: tier.get("loaded_bytes", 0) for name, tier in tiers.items()},
+    )
+
+
+def hit_tokens(client: httpx.Client, agent: str) -> dict[str, int]:
+    """Tokens that requests loaded so far, by the tier they came from; the engine's own hits are not in it."""
+    found = _json(client.get(f"{agent}{names.PATH_STATS}"))["hit_tokens"]
+    return {tier: found.get(tier, 0) for tier in STORED_TIERS}
+
+
+def wait_routable(client: httpx.Client, admin: str, replica: str) -> None:
+    """Wait until the router sends requests to `replica` again; raises DemoError after the deadline."""
+
+    def look() -> bool | None:
+        replicas = _json(client.get(f"{admin}{names.PATH_REPLICAS}"))["replicas"]
+        return any(item["name"] == replica and item["healthy"] for item in replicas) or None
+
+    if _until(look, ROUTABLE_SECONDS) is None:
+        raise DemoError(f"the router did not take {replica} back within {ROUTABLE_SECONDS:.0f} s")
+
+
+def flush(client: httpx.Client, agent: str) -> None:
+    """Wait until everything that the agent holds is on disk too."""
+    answer = post(client, f"{agent}{names.PATH_FLUSH}", {"deadline": FLUSH_SECONDS})
+    if answer.get("pending_chunks"):
+        raise DemoError(f"{answer['pending_chunks']} chunks were not on disk after {FLUSH_SECONDS:.0f} s")
+
+
+def clear_memory(client: httpx.Client, agent: str) -> None:
+    """Empty the memory tier, so that the next hit comes from below."""
+    post(client, f"{agent}{names.PATH_CLEAR}", {"tier": "memory"})
+
+
+def post(client: httpx.Client, url: str, body: Any) -> dict[str, Any]:
+    """A JSON answer ({} for an empty one); raises DemoError with the server's words."""
+    return _json(client.post(url, json=body))
+
+
+def _until(look: Callable[[], T | None], seconds: float) -> T | None:
+    ends = time.monotonic() + seconds
+    while (found := look()) is None and time.monotonic() < ends:
+        time.sleep(PAUSE_SECONDS)
+    return found
+
+
+def _json(response: httpx.Response) -> dict[str, Any]:
+    if response.is_error:
+        raise DemoError(f"{response.request.url} answered {response.status_code}: {response.text[:300]}")
+    answer: dict[str, Any] = response.json() if response.content else {}
+    return answer
