@@ -102,10 +102,10 @@ def load(path: Path) -> CacheCluster:
         raise ConfigError(f"{path}: not UTF-8 text") from error
 
 
-def dump(cluster: CacheCluster) -> str:
-    """YAML that loads() reads back to an equal object; defaults that nobody set are left out."""
+def dump(cluster: CacheCluster, *, defaults: bool = False) -> str:
+    """YAML that loads() reads back to an equal object; with `defaults` also what nobody set."""
     return yaml.safe_dump(
-        cluster.model_dump(mode="json", by_alias=True, exclude_unset=True),
+        cluster.model_dump(mode="json", by_alias=True, exclude_unset=not defaults),
         sort_keys=False,
         allow_unicode=True,
     )

@@ -1,0 +1,64 @@
+"""Questions to agents and router over HTTP, with deadlines; what does not answer is said, not raised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import httpx
+
+from kvist_connector.errors import KvistError
+
+DEADLINE: Final = 5.0
+_AT_ONCE: Final = 16
+
+Answer = dict[str, Any]
+
+
+class AskError(KvistError):
+    """A program answered with an error, or not at all."""
+
+
+def ask(method: str, url: str, body: Answer | None = None, deadline: float = DEADLINE) -> Any:
+    """The JSON answer; raises AskError."""
+    try:
+        answer = httpx.request(method, url, json=body, timeout=deadline, trust_env=False)
+        if answer.is_error:
+            raise AskError(f"{url} answered {answer.status_code}: {_message(answer)}")
+        return answer.json()
+    except httpx.HTTPError as error:
+        raise AskError(f"{url} does not answer: {error or type(error).__name__}") from error
+    except ValueError as error:
+        raise AskError(f"{url} did not answer with JSON") from error
+
+
+def ask_all(method: str, urls: Mapping[str, str], body: Answer | None = None) -> dict[str, Any]:
+    """Answers by the names of `urls`; {"error": text} where there was none."""
+    if not urls:
+        return {}
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        futures = {name: pool.submit(_ask_or_say, method, url, body) for name, url in urls.items()}
+        return {name: future.result() for name, future in futures.items()}
+
+
+def answers_ok(url: str) -> bool:
+    """Whether GET `url` is 200."""
+    try:
+        return httpx.get(url, timeout=DEADLINE, trust_env=False).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def _ask_or_say(method: str, url: str, body: Answer | None) -> Any:
+    try:
+        return ask(method, url, body)
+    except AskError as error:
+        return {"error": str(error)}
+
+
+def _message(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer.text[:200]

@@ -1,0 +1,43 @@
+"""Options that several commands share; help and defaults are those of the settings behind them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from kvist_cli.local.options import Options, Ports
+
+_PANEL: Final = "This machine"
+
+
+def _machine(flag: str, cls: type[Options | Ports], name: str) -> Any:
+    text = cls.model_fields[name].description or ""
+    prefix = "Port: " if cls is Ports else ""
+    return typer.Option(flag, help=f"{prefix}{text}.", rich_help_panel=_PANEL)
+
+
+RunDir = Annotated[Path | None, _machine("--run-dir", Options, "run_dir")]
+ArenaDir = Annotated[Path, _machine("--arena-dir", Options, "arena_dir")]
+Host = Annotated[str, _machine("--host", Options, "host")]
+PortRouter = Annotated[int, _machine("--port-router", Ports, "router")]
+PortRouterAdmin = Annotated[int, _machine("--port-router-admin", Ports, "router_admin")]
+PortEngine = Annotated[int, _machine("--port-engine", Ports, "engine")]
+PortAgent = Annotated[int, _machine("--port-agent", Ports, "agent")]
+PortEvents = Annotated[int, _machine("--port-kv-events", Ports, "kv_events")]
+PortReplay = Annotated[int, _machine("--port-kv-events-replay", Ports, "kv_events_replay")]
+Restarts = Annotated[int, _machine("--restarts", Options, "restarts")]
+Backoff = Annotated[float, _machine("--backoff", Options, "backoff")]
+StopDeadline = Annotated[float, _machine("--stop-deadline", Options, "stop_deadline")]
+FlushDeadline = Annotated[float, _machine("--flush-deadline", Options, "flush_deadline")]
+
+ClusterName = Annotated[
+    str | None,
+    typer.Argument(metavar="[NAME]", help="metadata.name of the cluster; may be left out if only one runs."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+Agents = Annotated[
+    list[str],
+    typer.Option("--agent", metavar="URL", help="Ask this agent instead of a cluster's; repeatable."),
+]

@@ -1,0 +1,113 @@
+"""`kvist status`: what runs on this machine, how it does, what the cache gives."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import typer
+from rich.table import Table
+
+from kvist_cli import target
+from kvist_cli.asking import answers_ok, ask_all
+from kvist_cli.commands.options import AsJson, ClusterName, RunDir
+from kvist_cli.local.identity import alive
+from kvist_cli.local.state import ClusterState, Phase, ProgramState
+from kvist_cli.output import console, print_json
+from kvist_connector.names import PATH_HEALTHZ, PATH_REPLICAS, PATH_STATS
+from kvist_operator.plan import Role
+
+EXAMPLES: Final = """
+Examples:
+
+  kvist status
+
+  kvist status demo --json | jq .healthy
+"""
+_HEALTH: Final = {Role.ENGINE: "/health", Role.AGENT: PATH_HEALTHZ, Role.ROUTER: PATH_HEALTHZ}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("status", epilog=EXAMPLES)(status)
+
+
+def status(name: ClusterName = None, run_dir: RunDir = None, json: AsJson = False) -> None:
+    """Programs, health, ports, tiers and hits of a cluster. Exit code 1 when something is not healthy."""
+    state = target.read(target.find(name, run_dir, os.environ))
+    report = gather(state)
+    if json:
+        print_json(report)
+    else:
+        _show(report)
+    if not report["healthy"]:
+        raise typer.Exit(1)
+
+
+def gather(state: ClusterState) -> dict[str, Any]:
+    """The report as plain data."""
+    programs = [_program(p) for p in state.programs]
+    agents = {p.replica: p.url + PATH_STATS for p in state.programs if p.role is Role.AGENT}
+    router = {"router": state.admin_url + PATH_REPLICAS} if state.admin_url else {}
+    supervised = alive(state.supervisor)
+    return {
+        "name": state.name,
+        "model": state.model,
+        "healthy": supervised and all(p["healthy"] for p in programs),
+        "supervisor": {"pid": state.supervisor.pid, "alive": supervised},
+        "endpoint": next((f"{p.url}/v1" for p in state.programs if p.role is Role.ROUTER), None),
+        "programs": programs,
+        "agents": ask_all("GET", agents),
+        "router": ask_all("GET", router).get("router"),
+    }
+
+
+def _program(program: ProgramState) -> dict[str, Any]:
+    running = program.identity is not None and alive(program.identity)
+    return {
+        "name": program.name,
+        "replica": program.replica or None,
+        "phase": program.phase.value if running else Phase.STOPPED.value,
+        "healthy": running and answers_ok(program.url + _HEALTH[program.role]),
+        "pid": program.identity.pid if program.identity is not None and running else None,
+        "restarts": program.restarts,
+        "url": program.url,
+        "ports": program.ports,
+        "log": str(program.log),
+        "message": program.message,
+    }
+
+
+def _show(report: dict[str, Any]) -> None:
+    out = console()
+    supervisor = report["supervisor"]
+    alive_text = "" if supervisor["alive"] else " [red](dead: `kvist down` or `kvist up` cleans up)[/red]"
+    out.print(f"[bold]{report['name']}[/bold]  {report['model']}  {report['endpoint']}")
+    out.print(f"supervisor pid {supervisor['pid']}{alive_text}")
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for column in ("program", "health", "phase", "pid", "restarts", "ports", "log"):
+        table.add_column(column, overflow="fold")
+    for p in report["programs"]:
+        health = "[green]healthy[/green]" if p["healthy"] else "[red]not healthy[/red]"
+        ports = ", ".join(f"{name} {port}" for name, port in p["ports"].items())
+        table.add_row(
+            p["name"], health, p["phase"], str(p["pid"] or "-"), str(p["restarts"]), ports, p["log"]
+        )
+    out.print(table)
+    for replica, answer in report["agents"].items():
+        out.print(f"{replica}: {tier_line(answer)}", markup=False)
+
+
+def tier_line(stats: dict[str, Any]) -> str:
+    """One agent's tiers and hits in a line."""
+    if set(stats) == {"error"}:
+        return str(stats["error"])
+    tiers = stats.get("tiers")
+    parts = []
+    for tier, figures in tiers.items() if isinstance(tiers, dict) else ():
+        if isinstance(figures, dict):
+            parts.append(f"{tier} " + ", ".join(f"{key} {value}" for key, value in figures.items()))
+    hits = stats.get("hits")
+    if isinstance(hits, dict):
+        parts.append("hits " + ", ".join(f"{key} {value}" for key, value in hits.items()))
+    return "; ".join(parts) or "no figures"

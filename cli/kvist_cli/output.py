@@ -1,0 +1,34 @@
+"""How the command speaks: tables and remarks for people, JSON on standard output for scripts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import version
+from typing import Any
+
+import typer
+from rich.console import Console
+
+
+def console() -> Console:
+    """Standard output; plain when it is no terminal."""
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def print_error(text: str) -> None:
+    """One message on standard error."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print("error:", style="bold red", end=" ")
+    print(text, file=sys.stderr)
+
+
+def print_json(value: Any) -> None:
+    """A document for scripts."""
+    print(json.dumps(value, indent=2, default=str))
+
+
+def print_version(wanted: bool) -> None:
+    """Callback of --version."""
+    if wanted:
+        print(f"kvist {version('kvist')}")
+        raise typer.Exit

@@ -1,0 +1,85 @@
+"""Shows a cluster starting, running and stopping: a live table on a terminal, else one line an event."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+from typing import Final, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from kvist_cli.local import Event, EventKind
+
+_STYLES: Final = {
+    EventKind.STARTING: "yellow",
+    EventKind.READY: "green",
+    EventKind.EXITED: "red",
+    EventKind.RESTARTING: "yellow",
+    EventKind.STOPPING: "yellow",
+    EventKind.STOPPED: "dim",
+    EventKind.FAILED: "bold red",
+}
+_BUSY: Final = (EventKind.STARTING, EventKind.RESTARTING, EventKind.STOPPING)
+
+
+class Progress:
+    """`on_event` may be called from any thread. Use as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._lock = threading.Lock()
+        self._rows: dict[str, tuple[Event, float]] = {}
+        live = console.is_terminal
+        self._live = Live(get_renderable=self._table, console=console, refresh_per_second=8) if live else None
+        self._spinner = Spinner("dots")
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def on_event(self, event: Event) -> None:
+        """Show what happened."""
+        if event.program:
+            with self._lock:
+                self._rows[event.program] = (event, time.monotonic())
+        if self._live is None or not event.program or event.kind in (EventKind.EXITED, EventKind.FAILED):
+            self._console.print(_line(event), style=_STYLES.get(event.kind, ""), markup=False)
+
+    def _table(self) -> Group:
+        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+        with self._lock:
+            rows = list(self._rows.items())
+        for name, (event, since) in rows:
+            if event.kind is EventKind.NOTE:
+                continue
+            busy = event.kind in _BUSY
+            seconds = time.monotonic() - since if busy else event.seconds
+            table.add_row(
+                self._spinner if busy else Text("●", style=_STYLES[event.kind]),
+                name,
+                Text(event.kind.value, style=_STYLES[event.kind]),
+                Text(f"{seconds:6.1f} s" if busy or seconds else "", style="dim"),
+                Text(event.message.split("\n", 1)[0], style="dim", overflow="ellipsis", no_wrap=True),
+            )
+        return Group(table)
+
+
+def _line(event: Event) -> str:
+    if not event.program:
+        return event.message
+    seconds = f" ({event.seconds:.1f} s)" if event.seconds else ""
+    message = f": {event.message}" if event.message else ""
+    kind = "" if event.kind is EventKind.NOTE else f" {event.kind.value}"
+    return f"{event.program}{kind}{seconds}{message}"

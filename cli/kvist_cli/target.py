@@ -1,0 +1,54 @@
+"""Which cluster or agent a command means: a name, a run folder, an address, or the only one there is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from kvist_cli.folders import state_folder
+from kvist_cli.local.state import STATE_FILE, ClusterState, RunFolder
+from kvist_connector.errors import ConfigError
+from kvist_operator.plan import Role
+
+
+def known_clusters(environment: Mapping[str, str]) -> list[str]:
+    """Names of the clusters with a state on this machine."""
+    folder = state_folder(environment)
+    return sorted(p.name for p in folder.iterdir() if (p / STATE_FILE).is_file()) if folder.is_dir() else []
+
+
+def find(name: str | None, run_dir: Path | None, environment: Mapping[str, str]) -> RunFolder:
+    """The run folder that is meant; raises ConfigError when none or several could be."""
+    if run_dir is not None:
+        return RunFolder(run_dir.expanduser().absolute())
+    if name is not None:
+        return RunFolder(state_folder(environment) / name)
+    names = known_clusters(environment)
+    if len(names) == 1:
+        return RunFolder(state_folder(environment) / names[0])
+    if not names:
+        raise ConfigError("no cluster runs on this machine; start one with `kvist up -f FILE`")
+    raise ConfigError(f"several clusters run on this machine, name one of {', '.join(names)}")
+
+
+def read(folder: RunFolder) -> ClusterState:
+    """Its state; raises ConfigError when there is none."""
+    state = folder.read()
+    if state is None:
+        raise ConfigError(
+            f"no cluster runs in {folder.path}; `kvist status` without a name lists those of this machine"
+        )
+    return state
+
+
+def agent_urls(
+    name: str | None, run_dir: Path | None, agents: list[str], environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Agents by replica name, of the cluster or as given; raises ConfigError when there are none."""
+    if agents:
+        return {url.split("://")[-1].rstrip("/"): url.rstrip("/") for url in agents}
+    state = read(find(name, run_dir, environment))
+    found = {p.replica: p.url for p in state.programs if p.role is Role.AGENT}
+    if not found:
+        raise ConfigError(f"cluster {state.name!r} has no agents: its manifest says cache.enabled: false")
+    return found
