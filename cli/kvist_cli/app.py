@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from kvist_cli import demo
 from kvist_cli.boundary import KvistGroup
 from kvist_cli.commands import cache, down, model, router, status, up
 from kvist_cli.output import print_version
@@ -37,3 +38,4 @@ status.register(app)
 router.register(app)
 cache.register(app)
 model.register(app)
+demo.register(app)

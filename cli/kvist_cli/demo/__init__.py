@@ -1,5 +1,5 @@
 """The demo: what Kvist does to one conversation, on real engines. `command` is `kvist demo`."""
 
-from kvist_cli.demo.entry import command
+from kvist_cli.demo.entry import command, register
 
-__all__ = ["command"]
+__all__ = ["command", "register"]

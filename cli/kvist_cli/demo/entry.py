@@ -1,6 +1,6 @@
 """`kvist demo`: flags, signals, exit status; the composition root of the demo.
 
-Registered by kvist_cli/app.py as the command `demo`.
+Registered by kvist_cli/app.py, whose boundary turns errors into one message each.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -32,9 +31,25 @@ from kvist_cli.local.machine import read_model_facts
 from kvist_connector.errors import KvistError
 from kvist_operator.spec import CacheCluster
 
-EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
+EXIT_INEXACT = 1
 QUICK_SESSIONS = 2
 PORT_STEP, PORT_TRIES = 10, 50
+
+
+EXAMPLES = """
+Examples:
+
+  kvist demo
+
+  kvist demo --json figures.json
+
+  kvist demo --keep
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("demo", epilog=EXAMPLES)(command)
 
 
 def command(
@@ -51,25 +66,18 @@ def command(
     model: Annotated[
         str,
         typer.Option("--model", help="A local folder or a Hugging Face name instead of the demo's model."),
-    ] = manifests.DEMO_MODEL,
+    ] = models.DEMO_MODEL,
 ) -> None:
     """Replay a conversation on two real engines: plain vLLM, Kvist's routing alone, Kvist whole.
 
     Then kills an engine, stops and starts everything, and checks that cached answers are exact.
-    Nothing is left behind. Ctrl-C stops every program.
-
-    Examples:
-
-        kvist demo
-
-        kvist demo --json figures.json
-
-        kvist demo --keep
+    Nothing is left behind; Ctrl-C stops every program.
     """
     folder = Path(tempfile.mkdtemp(prefix="kvist-demo-"))
-    with Screen(_trace(quick)) as screen, _terminated_like_interrupted():
-        status = _guarded(lambda: _play(screen, quick, model, folder, json_file, keep), screen, folder)
-    raise typer.Exit(status)
+    with Screen(_trace(quick)) as screen, _terminated_like_interrupted(), _tidied(folder, screen):
+        exact = _play(screen, quick, model, folder, json_file, keep)
+    if not exact:
+        raise typer.Exit(EXIT_INEXACT)
 
 
 def _trace(quick: bool) -> trace.Trace:
@@ -77,22 +85,26 @@ def _trace(quick: bool) -> trace.Trace:
     return trace.shortened(whole, QUICK_SESSIONS) if quick else whole
 
 
-def _guarded(play: Callable[[], int], screen: Screen, folder: Path) -> int:
-    """The exit status; logs stay where something failed."""
+@contextmanager
+def _tidied(folder: Path, screen: Screen) -> Iterator[None]:
+    """Remove the clusters' folder, except where its logs may say what went wrong."""
     try:
-        status = play()
-    except KeyboardInterrupt:
-        screen.note("interrupted: every program was stopped")
-        status = EXIT_INTERRUPTED
-    except KvistError as error:
+        yield
+    except KvistError:
         screen.end_table()
-        print(f"kvist demo: {error}\nlogs: {folder}", file=sys.stderr)
-        return EXIT_FAILED
+        if any(folder.iterdir()):
+            screen.note(f"logs of what failed: {folder}")
+        else:
+            folder.rmdir()
+        raise
+    except KeyboardInterrupt:
+        screen.end_table()
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     shutil.rmtree(folder, ignore_errors=True)
-    return status
 
 
-def _play(screen: Screen, quick: bool, model: str, folder: Path, json_file: Path | None, keep: bool) -> int:
+def _play(screen: Screen, quick: bool, model: str, folder: Path, json_file: Path | None, keep: bool) -> bool:
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise DemoError(f"--json {json_file}: the folder does not exist; create it or name another file")
     screen.note("three replays of one conversation on two engines; engines take a minute or two to start")
@@ -106,7 +118,7 @@ def _play(screen: Screen, quick: bool, model: str, folder: Path, json_file: Path
         json_file.write_text(json.dumps(document, indent=1) + "\n")
         screen.note(f"figures written to {json_file}")
     screen.note(closing_line(document))
-    return 0 if document["exact"] else EXIT_FAILED
+    return measured.exact
 
 
 def closing_line(document: dict[str, Any]) -> str:

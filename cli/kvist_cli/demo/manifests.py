@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from kvist_cli.models import DEMO_MODEL
 from kvist_operator import spec
 
-DEMO_MODEL: Final = "demo/SmolLM2-135M-Instruct"
 SERVED_NAME: Final = "demo"
 MODES: Final = ("round_robin", "routing", "kvist")
 TITLES: Final = {
