@@ -9,6 +9,7 @@ import typer
 from kvist_cli import demo
 from kvist_cli.boundary import KvistGroup
 from kvist_cli.commands import cache, down, model, router, status, up
+from kvist_cli.demo import register as register_demo
 from kvist_cli.output import print_version
 
 app = typer.Typer(
@@ -32,6 +33,7 @@ def root(
     """Options before the command."""
 
 
+register_demo(app)
 up.register(app)
 down.register(app)
 status.register(app)

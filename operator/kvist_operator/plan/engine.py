@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from kvist_connector.keys import CHUNK_TOKENS
 from kvist_operator.plan.program import Health, Program, Role, Volume, VolumeKind
 from kvist_operator.plan.target import Target
 from kvist_operator.spec import CacheCluster
@@ -72,8 +71,6 @@ def _lora(cluster: CacheCluster) -> list[str]:
 
 def _transfer(cluster: CacheCluster) -> dict[str, object]:
     extra: dict[str, object] = {"agent": "$(path.socket)"}
-    if cluster.spec.cache.chunk_tokens != CHUNK_TOKENS:
-        extra["chunk_tokens"] = cluster.spec.cache.chunk_tokens
     if cluster.spec.model.revision is not None:
         extra["revision"] = cluster.spec.model.revision
     return {

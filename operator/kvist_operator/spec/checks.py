@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from kvist_connector.keys import CHUNK_TOKENS
 from kvist_connector.quantity import format_bytes
 from kvist_operator.spec.base import format_quantity
 from kvist_operator.spec.cluster import CacheCluster
@@ -53,6 +54,19 @@ def first_violation(cluster: CacheCluster, facts: Facts) -> Violation | None:
     return next((found for check in CHECKS if (found := check(cluster, facts)) is not None), None)
 
 
+def chunk_supported(cluster: CacheCluster, facts: Facts) -> Violation | None:
+    """The engine adapter of this release cuts chunks of one length."""
+    wished = cluster.spec.cache.chunk_tokens
+    if wished == CHUNK_TOKENS:
+        return None
+    return Violation(
+        "spec.cache.chunkTokens",
+        str(wished),
+        f"this release stores chunks of {CHUNK_TOKENS} tokens",
+        f"leave it out or set {CHUNK_TOKENS}",
+    )
+
+
 def chunk_divides(cluster: CacheCluster, facts: Facts) -> Violation | None:
     """Loads and stores move whole blocks of a chunk."""
     cache, engine = cluster.spec.cache, cluster.spec.engine
@@ -60,10 +74,10 @@ def chunk_divides(cluster: CacheCluster, facts: Facts) -> Violation | None:
     if not cache.enabled or cache.chunk_tokens % block == 0:
         return None
     return Violation(
-        "spec.cache.chunkTokens",
-        str(cache.chunk_tokens),
-        f"it is not a multiple of the engine's block of {block} tokens",
-        f"set it to a multiple of {block}",
+        "spec.engine.blockSize",
+        str(block),
+        f"chunks of {cache.chunk_tokens} tokens are not a multiple of it",
+        f"leave it out or set a divisor of {cache.chunk_tokens}",
     )
 
 
@@ -215,6 +229,7 @@ def _round_down(size: int) -> int:
 
 
 CHECKS: Final[tuple[Check, ...]] = (
+    chunk_supported,
     cpu_block,
     chunk_divides,
     chunk_fits,
