@@ -31,8 +31,13 @@ class Answer:
     """Greedy tokens with their top logprobs, and where the reused prompt tokens came from."""
 
     text: str
+    tokens: Any
     logprobs: Any
     hits: Mapping[str, int]
+
+    def same(self, other: Answer) -> bool:
+        """Bit-equal: text, tokens and logprobs; where they came from does not matter."""
+        return (self.text, self.tokens, self.logprobs) == (other.text, other.tokens, other.logprobs)
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Check:
         found += [
             f"{self.prompt_tokens} tokens: answer from {tier} differs from the engine's own"
             for tier, answer in self.answers.items()
-            if (answer.text, answer.logprobs) != (reference.text, reference.logprobs)
+            if not answer.same(reference)
         ]
         return found
 
@@ -80,7 +85,7 @@ class Bench:
 
     def answer(self, tokens: Sequence[int]) -> Answer:
         """Greedy continuation, with the tokens that were reused by tier."""
-        before = self._loaded()
+        before = sources.hits(self.client, self.agent)
         body = {
             "model": SERVED_NAME,
             "prompt": list(tokens),
@@ -89,13 +94,9 @@ class Bench:
             "logprobs": TOP_LOGPROBS,
             "return_token_ids": True,
         }
-        answer = self._post("/v1/completions", body)
-        choice = answer["choices"][0]
-        details = answer["usage"].get("prompt_tokens_details") or {}
-        loaded = {tier: amount - before.get(tier, 0) for tier, amount in self._loaded().items()}
-        own = (details.get("cached_tokens") or 0) - sum(loaded.values())
-        hits = {tier: amount for tier, amount in {"gpu": own, **loaded}.items() if amount}
-        return Answer(f"{choice['text']} {choice.get('token_ids')}", choice["logprobs"], hits)
+        choice = self._post("/v1/completions", body)["choices"][0]
+        hits = sources.next_hits(self.client, self.agent, before)
+        return Answer(choice["text"], choice.get("token_ids"), choice["logprobs"], hits)
 
     def check(self, tokens: Sequence[int], expected_hit: int) -> Check:
         """Answer from every tier. The first request stores the chunks and is not compared."""
@@ -109,9 +110,6 @@ class Bench:
         self.forget()
         answers["disk"] = self.answer(tokens)
         return Check(len(tokens), expected_hit, answers)
-
-    def _loaded(self) -> dict[str, int]:
-        return sources.hit_tokens(self.client, self.agent)
 
     def _post(self, path: str, body: Any) -> dict[str, Any]:
         return sources.post(self.client, self.engine + path, body)

@@ -16,6 +16,7 @@ import httpx
 from kvist_cli.demo.errors import DemoError
 from kvist_cli.demo.figures import STORED_TIERS, Traffic
 from kvist_connector import names
+from kvist_connector.keys import CHUNK_TOKENS
 
 T = TypeVar("T")
 
@@ -55,18 +56,48 @@ def traffic(client: httpx.Client, agents: Mapping[str, str]) -> Traffic:
 
 
 def traffic_of(stats: Mapping[str, Any]) -> Traffic:
-    """The bytes in one agent's answer."""
-    tiers = {name: stats["tiers"].get(name, {}) for name in STORED_TIERS}
-    return Traffic(
-        {name: tier.get("stored_bytes", 0) for name, tier in tiers.items()},
-        {name: tier.get("loaded_bytes", 0) for name, tier in tiers.items()},
-    )
+    """The bytes in one agent's answer; what engines loaded from the arena follows from their own records."""
+    counters, chunk = stats["counters"], stats["chunk_bytes"]
+    stored = {"memory": counters.get("commits_accepted", 0) * chunk}
+    loaded = {"memory": counters.get("hit_tokens_memory", 0) * chunk // CHUNK_TOKENS}
+    for tier in STORED_TIERS[1:]:
+        stored[tier] = counters.get(f"bytes_stored_{tier}", 0)
+        loaded[tier] = counters.get(f"bytes_loaded_{tier}", 0)
+    return Traffic(stored, loaded)
 
 
-def hit_tokens(client: httpx.Client, agent: str) -> dict[str, int]:
-    """Tokens that requests loaded so far, by the tier they came from; the engine's own hits are not in it."""
-    found = _json(client.get(f"{agent}{names.PATH_STATS}"))["hit_tokens"]
-    return {tier: found.get(tier, 0) for tier in STORED_TIERS}
+@dataclass(frozen=True)
+class Hits:
+    """Requests that an agent has records of, and their reused tokens by tier."""
+
+    requests: int
+    tokens: Mapping[str, int]
+
+    def since(self, before: Hits) -> dict[str, int]:
+        """Tokens of the requests after `before`, by tier; tiers without any are left out."""
+        return {tier: n for tier, total in self.tokens.items() if (n := total - before.tokens[tier])}
+
+
+def hits(client: httpx.Client, agent: str) -> Hits:
+    """What the engine has reported so far."""
+    counters = _json(client.get(f"{agent}{names.PATH_STATS}"))["counters"]
+    tokens = {tier: counters.get(f"hit_tokens_{tier}", 0) for tier in ("gpu", *STORED_TIERS)}
+    return Hits(counters.get("requests", 0), tokens)
+
+
+def next_hits(client: httpx.Client, agent: str, before: Hits) -> dict[str, int]:
+    """Reused tokens of the request after `before`, once the engine reported it."""
+
+    def look() -> Hits | None:
+        now = hits(client, agent)
+        return now if now.requests > before.requests else None
+
+    found = _until(look, RECORD_SECONDS)
+    if found is None:
+        raise DemoError(
+            f"the engine reported no record of a request to {agent} within {RECORD_SECONDS:.0f} s"
+        )
+    return found.since(before)
 
 
 def wait_routable(client: httpx.Client, admin: str, replica: str) -> None:

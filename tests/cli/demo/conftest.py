@@ -43,10 +43,12 @@ class World:
     wrong_tier: str = ""  # answers from there differ
     broken: bool = False  # the router answers 500
     ids: Iterator[int] = field(default_factory=count)
+    served: int = 0
 
     def reuse(self, tokens: list[int]) -> dict[str, int]:
         """Tokens reused by tier, and remember the prompt."""
         hits = self._look(tokens)
+        self.served += 1
         for tier, amount in hits.items():
             self.hit_tokens[tier] += amount
         blocks = {tuple(tokens[:n]) for n in range(BLOCK, len(tokens) + 1, BLOCK)}
@@ -75,8 +77,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path.endswith("/v1/kvist/stats"):
-            stored = {"stored_bytes": 1000 * len(self.world.records), "loaded_bytes": 0}
-            self._json({"tiers": {"memory": stored, "disk": stored}, "hit_tokens": self.world.hit_tokens})
+            hits = {f"hit_tokens_{tier}": n for tier, n in self.world.hit_tokens.items()}
+            stored = {"commits_accepted": len(self.world.cached["memory"]), "bytes_stored_disk": 7}
+            counters = {"requests": self.world.served, **hits, **stored}
+            self._json({"counters": counters, "chunk_bytes": 23040 * CHUNK})
         elif self.path.endswith("/v1/kvist/replicas"):
             self._json({"replicas": [{"name": f"replica-{i}", "healthy": True} for i in range(2)]})
         else:
