@@ -15,7 +15,7 @@ import argparse
 import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -35,7 +35,7 @@ def field_names(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, A
     """Dotted name and field of every leaf."""
     for name, field in cls.model_fields.items():
         nested = _model_of(field.annotation)
-        if nested is not None:
+        if nested is not None and get_origin(field.annotation) not in (list, tuple):
             yield from field_names(nested, f"{prefix}{name}.")
         else:
             yield prefix + name, field

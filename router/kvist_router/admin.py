@@ -1,0 +1,99 @@
+"""The admin port: decisions, replicas, metrics. Called by app.py; reads the mind, changes nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Query, Response
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from kvist_connector import names
+from kvist_router.mind.interface import Refusal
+from kvist_router.mind.mind import LocalMind
+from kvist_router.mind.replica import Replica
+from kvist_router.relay.answers import error_body
+
+MAX_DECISIONS = 1000
+
+
+def admin_app(mind: LocalMind, registry: CollectorRegistry) -> FastAPI:
+    """`GET /v1/kvist/decisions[/{id}]`, `/v1/kvist/replicas`, `/metrics`, `/healthz`."""
+    app = FastAPI(title="kvist router admin", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.get(names.PATH_DECISIONS)
+    async def decisions(limit: int = Query(default=100, ge=1, le=MAX_DECISIONS)) -> Response:
+        return _json({"decisions": mind.records.latest(limit)})
+
+    @app.get(names.PATH_DECISIONS + "/{request_id}")
+    async def decision(request_id: str) -> Response:
+        record = mind.records.get(request_id)
+        if record is None:
+            return Response(error_body(_NO_RECORD), 404, media_type="application/json")
+        return _json(record)
+
+    @app.get(names.PATH_REPLICAS)
+    async def replicas() -> Response:
+        return _json(
+            {
+                "replicas": [describe(replica) for replica in mind.replicas.values()],
+                "in_flight": len(mind.in_flight),
+                "local_tokens": {"problem": mind.source.problem},
+            }
+        )
+
+    @app.get(names.PATH_METRICS)
+    async def metrics() -> Response:
+        return metrics_response(registry)
+
+    @app.get(names.PATH_HEALTHZ)
+    async def healthz() -> Response:
+        return _json({"status": "ok"})
+
+    return app
+
+
+def metrics_response(registry: CollectorRegistry) -> Response:
+    """The registry in Prometheus' text form."""
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def describe(replica: Replica) -> dict[str, Any]:
+    """A replica's state in plain data."""
+    opening = replica.mirror.opening
+    return {
+        "name": replica.name,
+        "url": replica.url,
+        "agent": replica.agent,
+        "healthy": replica.healthy,
+        "problem": replica.problem,
+        "draining": replica.draining,
+        "models": sorted(replica.models),
+        "mirrored": replica.mirrored(time.monotonic()),
+        "feed": {
+            "live": replica.feed_live,
+            "problem": replica.feed_problem,
+            "breaks": replica.feed_breaks,
+            "epoch": opening.epoch if opening else None,
+            "fingerprint": opening.fingerprint.hex() if opening else "",
+            "gpu_known": replica.mirror.gpu_known,
+            "keys": len(replica.mirror),
+            "overflow": replica.mirror.overflow,
+            "engine_connected": replica.engine_connected,
+        },
+        "approximate_keys": len(replica.approximate),
+        "pending_keys": len(replica.pending),
+        "outstanding": {"tokens": replica.outstanding_tokens, "requests": replica.outstanding_requests},
+        "prefill_seconds_per_token": replica.speeds.prefill.linear,
+        "correction": replica.speeds.correction,
+        "load": replica.load,
+    }
+
+
+_NO_RECORD = Refusal(404, "no decision of this id is kept", code="not_found")
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,206 @@
+"""Composition root of the router: settings in, servers out. Called by __main__.py only."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from random import Random
+
+import aiohttp
+import uvloop
+import yaml
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
+
+from kvist_connector import names
+from kvist_connector.errors import ConfigError
+from kvist_connector.settings import add_flags, load, to_yaml
+from kvist_router.admin import admin_app
+from kvist_router.discovery.file import watch_file
+from kvist_router.discovery.static import static
+from kvist_router.endpoint import Endpoint, rest_app
+from kvist_router.metrics import MindMetrics, RelayMetrics
+from kvist_router.mind.feed_reader import FeedReader
+from kvist_router.mind.fleet import Fleet
+from kvist_router.mind.health import HealthChecker
+from kvist_router.mind.mind import LocalMind
+from kvist_router.mind.policies import policy
+from kvist_router.mind.prompts import PromptSource
+from kvist_router.mind.supervise import supervised
+from kvist_router.relay.app import Relay
+from kvist_router.relay.upstream import Upstream, new_session
+from kvist_router.server import Servers, listen
+from kvist_router.settings import RouterSettings
+from kvist_router.tokens.remote import RemoteTokenizer
+from kvist_router.tokens.tokenizer import ModelTokenizer
+
+_log = logging.getLogger(__name__)
+
+_EXAMPLES = """examples:
+  python -m kvist_router --replica http://127.0.0.1:8100,agent=http://127.0.0.1:8200,name=a \\
+      --replica http://127.0.0.1:8101,agent=http://127.0.0.1:8201,name=b --model.path MODEL_FOLDER
+  python -m kvist_router --replica http://engine-0:8000 --replica http://engine-1:8000   # unmodified vLLM
+  python -m kvist_router --replicas-file replicas.yaml --port 8080
+  python -m kvist_router --config router.yaml --print-config
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """Parse, build, serve; returns the exit status."""
+    parser = _parser()
+    parsed = parser.parse_args(arguments)
+    try:
+        _take_replica_flags(parsed)
+        settings = load(RouterSettings, parsed, os.environ, names.ENV_ROUTER)
+        if parsed.print_config:
+            sys.stdout.write(to_yaml(settings))
+            return 0
+        _configure_logs(settings.log_level)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings))
+    except ConfigError as error:
+        sys.stderr.write(f"kvist-router: {error}\n")
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvist-router",
+        description="OpenAI-compatible endpoint that sends each request where it will answer first.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"kvist {version('kvist')}")
+    parser.add_argument(
+        "--replica",
+        action="append",
+        default=[],
+        metavar="URL[,agent=URL][,name=NAME]",
+        help="an engine; may be repeated",
+    )
+    add_flags(parser, RouterSettings)
+    return parser
+
+
+def _take_replica_flags(parsed: argparse.Namespace) -> None:
+    """`--replica` is another spelling of the setting `replicas`."""
+    if not parsed.replica:
+        return
+    replicas = []
+    for text in parsed.replica:
+        url, *rest = text.split(",")
+        pairs = [item.partition("=") for item in rest]
+        for name, equals, _ in pairs:
+            if not equals or name not in ("agent", "name"):
+                raise ConfigError(f"--replica {text}: {name!r} is not agent=URL or name=NAME")
+        replicas.append({"url": url, **{name: value for name, _, value in pairs}})
+    setattr(parsed, "field:replicas", yaml.safe_dump(replicas))
+
+
+def _configure_logs(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+
+
+def _secret(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"tenant.secret_file: {path} cannot be read: {error.strerror}") from error
+    if len(secret) < 16:
+        raise ConfigError(f"tenant.secret_file: {path} holds {len(secret)} bytes; give at least 16")
+    return secret
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A router that is built; `servers.run()` serves it. Tests and benches use it without a process."""
+
+    mind: LocalMind
+    servers: Servers
+    url: str
+    admin_url: str
+
+
+@asynccontextmanager
+async def build(settings: RouterSettings) -> AsyncIterator[Running]:
+    """Everything wired, background tasks running, ports bound; raises ConfigError."""
+    endpoint_socket = listen(settings.host, settings.port, "port")
+    admin_socket = listen(settings.admin_host, settings.admin_port, "admin-port")
+    registry, limits = CollectorRegistry(), settings.limits
+    async with (
+        new_session(limits) as engines,
+        aiohttp.ClientSession(trust_env=False) as others,
+        _mind(settings, others, MindMetrics(registry)) as mind,
+    ):
+        relay = Relay(mind, Upstream(engines, limits), limits, RelayMetrics(registry), settings.tenant.header)
+        apps: list[tuple[ASGIApp, socket.socket]] = [
+            (Endpoint(relay, rest_app(mind, registry)), endpoint_socket),
+            (admin_app(mind, registry), admin_socket),
+        ]
+        yield Running(mind, Servers(apps, limits.drain_seconds), _url(endpoint_socket), _url(admin_socket))
+
+
+async def _serve(settings: RouterSettings) -> None:
+    async with build(settings) as running:
+        _log.info("listening on %s, admin on %s", running.url, running.admin_url)
+        # What lives as long as the process is not worth scanning on every collection.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 50)
+        await running.servers.run_until_signal()
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@asynccontextmanager
+async def _mind(
+    settings: RouterSettings, session: aiohttp.ClientSession, metrics: MindMetrics
+) -> AsyncIterator[LocalMind]:
+    """The mind with its background tasks running."""
+    tokens, model = settings.tokens, settings.model
+    local = None
+    if model.path is not None:
+        local = await asyncio.to_thread(
+            ModelTokenizer, model.path, tokens.cache_bytes, tokens.inline_characters
+        )
+    remote = RemoteTokenizer(session, tokens.remote_seconds)
+    source = PromptSource(local, remote, metrics, verify=False)
+    mind = LocalMind(settings, policy(settings.policy), source, metrics, _secret(settings.tenant.secret_file))
+    reader = FeedReader(
+        session, settings.name, settings.index.silent_seconds, mind.feed_message, time.monotonic, Random()
+    )
+    fleet = Fleet(mind, settings.index, reader, HealthChecker(session, settings.health), metrics)
+
+    async def discover() -> None:
+        file = settings.replicas_file
+        source = static(settings.replicas) if file is None else watch_file(file, settings.replicas)
+        async for replicas in source:
+            await fleet.apply(replicas)
+        await asyncio.Event().wait()  # a static list never changes
+
+    discovery = asyncio.create_task(supervised("discovery", discover, metrics))
+    try:
+        yield mind
+    finally:
+        discovery.cancel()
+        await asyncio.gather(discovery, return_exceptions=True)
+        await fleet.close()

@@ -1,0 +1,86 @@
+"""The OpenAI endpoint: the relay on its hot paths, FastAPI for the rest. Called by app.py."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kvist_connector import names
+from kvist_router.admin import metrics_response
+from kvist_router.mind.interface import Refusal
+from kvist_router.mind.mind import LocalMind
+from kvist_router.relay.answers import INTERNAL, NOT_FOUND, error_body
+from kvist_router.relay.app import PATHS, Relay
+
+_log = logging.getLogger(__name__)
+
+
+class Endpoint:
+    """ASGI: dispatches by path before any framework code runs."""
+
+    def __init__(self, relay: Relay, rest: ASGIApp) -> None:
+        self._relay = relay
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One connection's request."""
+        if scope["type"] == "http" and scope["path"] in PATHS:
+            await self._relay(scope, receive, send)
+        else:
+            await self._rest(scope, receive, send)
+
+
+def rest_app(mind: LocalMind, registry: CollectorRegistry) -> FastAPI:
+    """`GET /v1/models`, `/healthz`, `/readyz`, `/metrics`; anything else is an OpenAI-form 404."""
+    app = FastAPI(title="kvist router", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        found = {name: model for item in mind.replicas.values() for name, model in item.models.items()}
+        cards = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "kvist", "max_model_len": model.longest}
+            for name, model in sorted(found.items())
+        ]
+        return Response(msgspec.json.encode({"object": "list", "data": cards}), media_type="application/json")
+
+    @app.get(names.PATH_HEALTHZ)
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get(names.PATH_READYZ)
+    async def readyz() -> Response:
+        problem = not_ready(mind)
+        body = msgspec.json.encode(
+            {"status": "ready"} if not problem else {"status": "not ready", "reason": problem}
+        )
+        return Response(body, 503 if problem else 200, media_type="application/json")
+
+    @app.get(names.PATH_METRICS)
+    async def metrics() -> Response:
+        return metrics_response(registry)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, error: HTTPException) -> Response:
+        known = NOT_FOUND if error.status_code == 404 else Refusal(error.status_code, str(error.detail))
+        return Response(error_body(known), error.status_code, error.headers, "application/json")
+
+    @app.exception_handler(Exception)
+    async def any_error(_: Request, error: Exception) -> Response:
+        return Response(error_body(INTERNAL), 500, media_type="application/json")
+
+    return app
+
+
+def not_ready(mind: LocalMind) -> str:
+    """Why no request could succeed; empty when one could."""
+    replicas = list(mind.replicas.values())
+    if not replicas:
+        return "no replica is known"
+    if any(replica.healthy and replica.models and not replica.draining for replica in replicas):
+        return ""
+    return "; ".join(f"{replica.name}: {replica.problem or 'draining'}" for replica in replicas)

@@ -1,0 +1,45 @@
+"""Errors of the router, split by what the caller does next.
+
+RouterError
+  Refused            answer the client with the refusal inside
+  UpstreamError      an engine failed before its first body byte: try another, else 502 or 504
+    UpstreamTimeoutError  a deadline passed: 504, never tried again
+  FeedError          the mirror is not to be believed: reconnect, take a new snapshot
+  NotExact           tokens cannot be derived here: ask an engine
+"""
+
+from __future__ import annotations
+
+from kvist_router.mind.interface import Refusal
+
+
+class RouterError(Exception):
+    """Base of every error the router raises on purpose."""
+
+
+class Refused(RouterError):  # noqa: N818 - an answer, not a fault
+    """A request is answered with an error; `refusal` is the answer."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+class UpstreamError(RouterError):
+    """An engine could not be reached or broke off; `unreachable` when no connection came to be."""
+
+    def __init__(self, message: str, *, unreachable: bool = False) -> None:
+        super().__init__(message)
+        self.unreachable = unreachable
+
+
+class UpstreamTimeoutError(UpstreamError):
+    """An engine let a deadline pass."""
+
+
+class FeedError(RouterError):
+    """A gap, a new epoch, or frames that are not understood."""
+
+
+class NotExact(RouterError):  # noqa: N818 - a state, not a fault
+    """Local rendering is not known to give the engine's tokens; the text says why."""

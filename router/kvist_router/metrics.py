@@ -1,0 +1,130 @@
+"""Metrics of the router, in a registry of their own. Names follow Prometheus' rules: unit last, `_total`.
+
+`RelayMetrics` is written by the relay, `MindMetrics` by the mind: they may be two processes.
+Label values are bounded: replica names, reasons from a closed list, outcomes.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from kvist_connector import names
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_DECISION_SECONDS = (0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5)
+_CACHE = "cache"  # cold or warm: whether part of the prompt was predicted to be reused
+
+
+class RelayMetrics:
+    """What clients see."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "kvist_router_requests_total", "Requests by end.", [names.LABEL_OUTCOME], registry=registry
+        )
+        self.in_flight = Gauge("kvist_router_in_flight_requests", "Requests being served.", registry=registry)
+        self.retries = Counter(
+            "kvist_router_retries_total", "Requests sent to a second replica.", registry=registry
+        )
+        self.upstream_errors = Counter(
+            "kvist_router_upstream_errors_total",
+            "Attempts that failed at an engine.",
+            [names.LABEL_REPLICA],
+            registry=registry,
+        )
+        self.ttft = Histogram(
+            "kvist_router_ttft_seconds",
+            "Request received to first upstream body byte, streaming requests.",
+            [_CACHE],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.itl = Histogram(
+            "kvist_router_itl_seconds",
+            "Mean pause between the pieces of one streamed answer.",
+            [_CACHE],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+
+
+class MindMetrics:
+    """What decisions were and what came of them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        replica = [names.LABEL_REPLICA]
+        self.decision = Histogram(
+            "kvist_router_decision_seconds",
+            "Body to decision: parse, render, tokenize, keys, lookup, choice.",
+            buckets=_DECISION_SECONDS,
+            registry=registry,
+        )
+        self.decisions = Counter(
+            "kvist_router_decisions_total", "Requests sent to a replica.", replica, registry=registry
+        )
+        self.refusals = Counter(
+            "kvist_router_refusals_total",
+            "Requests refused before an engine saw them.",
+            ["status"],
+            registry=registry,
+        )
+        self._remote = Counter(
+            "kvist_router_remote_tokenize_total",
+            "Prompts tokenized by an engine, since local tokens are not exact.",
+            [names.LABEL_REASON],
+            registry=registry,
+        )
+        self.predicted = Counter(
+            "kvist_router_predicted_tokens_total", "Prompt tokens predicted to be reused.", registry=registry
+        )
+        self.prompt = Counter("kvist_router_prompt_tokens_total", "Prompt tokens sent.", registry=registry)
+        self.recorded_requests = Counter(
+            "kvist_router_recorded_requests_total",
+            "Requests whose engine reported what it reused.",
+            registry=registry,
+        )
+        self.recorded_tokens = Counter(
+            "kvist_router_recorded_prompt_tokens_total", "Prompt tokens of those requests.", registry=registry
+        )
+        self.hit_requests = Counter(
+            "kvist_router_hit_requests_total",
+            "Of those, requests that reused at least one chunk.",
+            registry=registry,
+        )
+        self.hit_tokens = Counter(
+            "kvist_router_hit_tokens_total", "Tokens reused, by tier.", [names.LABEL_TIER], registry=registry
+        )
+        self.saved = Counter(
+            "kvist_router_saved_seconds_total",
+            "Estimated: recompute time of reused tokens minus their load time.",
+            registry=registry,
+        )
+        self.mismatches = Counter(
+            "kvist_router_token_mismatches_total",
+            "Requests whose tokens the engine saw differently than the router.",
+            registry=registry,
+        )
+        self.healthy = Gauge(
+            "kvist_router_replica_healthy", "1 when requests may go there.", replica, registry=registry
+        )
+        self.feed = Gauge(
+            "kvist_router_feed_live", "1 when the replica's feed is connected.", replica, registry=registry
+        )
+        self.feed_breaks = Counter(
+            "kvist_router_feed_breaks_total", "Feed connections that ended.", replica, registry=registry
+        )
+        self.task_failures = Counter(
+            "kvist_router_task_failures_total",
+            "Background tasks restarted after an error.",
+            ["task"],
+            registry=registry,
+        )
+
+    def remote_tokenize(self, reason: str) -> None:
+        """Count a fallback; `reason` is from the closed list of NotExact."""
+        self._remote.labels(reason).inc()
+
+    def forget(self, replica: str) -> None:
+        """Drop the series of a replica that was removed, or label values would pile up."""
+        for metric in (self.decisions, self.healthy, self.feed, self.feed_breaks):
+            metric.remove(replica)

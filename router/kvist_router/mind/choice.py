@@ -1,0 +1,55 @@
+"""The choice among replicas: a snapshot of candidates in, one of them and the reason out. Pure.
+
+Called by mind/mind.py through the policies in mind/policies/. Filters run before: every
+candidate is healthy, serves the model and is not draining.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from kvist_router.mind.cost import Cost
+
+TIE_RATIO = 0.05  # costs within 5 % ...
+TIE_SECONDS = 0.005  # ... or 5 ms of the least are equal
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A replica that could take the request."""
+
+    name: str
+    cost: Cost
+    outstanding_tokens: int  # prefill tokens sent there by this router and not computed yet
+    outstanding_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The replica taken, and why, in words for the record."""
+
+    name: str
+    reason: str
+
+
+class Policy(Protocol):
+    """One way to choose. `candidates` is never empty; state, if any, is the policy's own."""
+
+    def choose(self, candidates: Sequence[Candidate], random: Random) -> Choice:
+        """Pick one of the candidates."""
+
+
+def tie_band(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates whose predicted TTFT counts as equal to the least."""
+    least = min(candidate.cost.total for candidate in candidates)
+    limit = least + max(TIE_RATIO * least, TIE_SECONDS)
+    return [candidate for candidate in candidates if candidate.cost.total <= limit]
+
+
+def least_outstanding(candidates: Sequence[Candidate], random: Random) -> Candidate:
+    """Fewest outstanding prefill tokens, then random: never the first by order."""
+    least = min(candidate.outstanding_tokens for candidate in candidates)
+    return random.choice([item for item in candidates if item.outstanding_tokens == least])

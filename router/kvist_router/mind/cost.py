@@ -1,0 +1,115 @@
+"""Predicted time to first token of a prompt on one replica. Pure; called by mind/mind.py.
+
+    TTFT = queue + load + pending + recompute
+    queue      prefill tokens waiting there before us, at the replica's prefill speed
+    load       chunks that come from memory or a lower tier, at the tier's measured price
+    pending    time until chunks that another request computes there are ready, beyond the queue
+    recompute  prefill of the rest
+
+Prices and prefill speed are the feed's; without figures a prior. Seconds, tokens, bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvist_connector.planner import PrefillModel, TierPrice, plan_load
+from kvist_connector.protocol.tiers import Tier
+from kvist_router.mind.mirror import Hit
+
+# Priors until a feed has figures: the order of magnitude of a small model on one accelerator.
+PRIOR_PREFILL = PrefillModel(linear=1e-4)
+PRIOR_CHUNK_BYTES = 8 * 2**20
+PRIOR_PRICES: Mapping[int, TierPrice] = {
+    Tier.MEMORY: TierPrice(0.0005, 8e9),
+    Tier.DISK: TierPrice(0.002, 1e9),
+    Tier.REDIS: TierPrice(0.003, 5e8),
+    Tier.OBJECT: TierPrice(0.05, 2e8),
+    Tier.PEER: TierPrice(0.003, 1e9),
+}
+CORRECTION_RANGE = (0.5, 2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """How fast a replica is."""
+
+    prefill: PrefillModel = PRIOR_PREFILL
+    prices: Mapping[int, TierPrice] = field(default_factory=lambda: PRIOR_PRICES)
+    chunk_bytes: int = PRIOR_CHUNK_BYTES
+    correction: float = 1.0  # observed over predicted, clipped to CORRECTION_RANGE
+
+    def price(self, tier: int) -> TierPrice:
+        """Measured price of a tier, else its prior."""
+        return self.prices.get(tier) or PRIOR_PRICES[tier]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a replica would reuse of one prompt."""
+
+    hit: Hit
+    gpu_tokens: int  # leading tokens on the GPU, partial tail included
+    pending_chunks: int = 0  # chunks after the hit that another request computes there
+    pending_ready: float = 0.0  # seconds from now until they are ready
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds of each part, and the tokens that will not be computed."""
+
+    queue: float
+    load: float
+    pending: float
+    recompute: float
+    reused: int
+
+    @property
+    def total(self) -> float:
+        """Predicted seconds to the first token."""
+        return self.queue + self.load + self.pending + self.recompute
+
+
+def prompt_cost(
+    match: Match, tokens: int, chunk_tokens: int, block_tokens: int, speeds: Speeds, queue: float
+) -> Cost:
+    """Cost of one prompt of `tokens` behind `queue` seconds of other prefill.
+
+    The engine computes at least the last token, and reuses whole blocks only.
+    """
+    most = max(0, tokens - 1) // block_tokens * block_tokens
+    gpu = min(match.gpu_tokens, most)
+    chunks, load = _loaded(match, gpu // chunk_tokens, chunk_tokens, speeds)
+    reused = max(gpu, min(chunks * chunk_tokens, most))
+    pending = 0.0
+    if match.pending_chunks:
+        reused = max(reused, min((match.hit.chunks + match.pending_chunks) * chunk_tokens, most))
+        pending = max(0.0, match.pending_ready - queue)
+    recompute = speeds.prefill.seconds(reused, tokens) * speeds.correction
+    return Cost(queue, load, pending, recompute, reused)
+
+
+def _loaded(match: Match, first: int, chunk_tokens: int, speeds: Speeds) -> tuple[int, float]:
+    """Leading chunks after loading, and its seconds. Resident ones always load, lower tiers if it pays."""
+    stored = match.hit.stored
+    if len(stored) <= first:
+        return 0, 0.0
+    resident = first
+    while resident < len(stored) and stored[resident] == Tier.MEMORY:
+        resident += 1
+    load = speeds.price(Tier.MEMORY).seconds((resident - first) * speeds.chunk_bytes)
+    if resident == len(stored):
+        return resident, load
+    sizes = [(speeds.price(tier), speeds.chunk_bytes) for tier in stored[resident:]]
+    plan = plan_load(sizes, speeds.prefill, chunk_tokens, resident)
+    return resident + plan.chunks, load + plan.load_seconds
+
+
+def corrected(correction: float, predicted: float, observed: float, weight: float = 0.1) -> float:
+    """Move a correction towards observed over predicted; clipped, so that one outlier does not steer."""
+    if predicted <= 0 or observed <= 0:
+        return correction
+    low, high = CORRECTION_RANGE
+    ratio = min(high, max(low, correction * observed / predicted))
+    return min(high, max(low, correction + weight * (ratio - correction)))

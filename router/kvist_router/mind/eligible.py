@@ -1,0 +1,50 @@
+"""Filters: which replicas may take a request at all, or the refusal that says why none.
+
+Pure; called by mind.py.
+"""
+
+from __future__ import annotations
+
+from kvist_router.errors import Refused
+from kvist_router.mind.interface import Refusal
+from kvist_router.mind.models import ServedModel
+from kvist_router.mind.replica import Replica
+
+RETRY_AFTER_SECONDS = 2
+
+
+def eligible(replicas: list[Replica], model: str | None, exclude: tuple[str, ...]) -> list[Replica]:
+    """Replicas that are healthy, serve the model, are not draining and not excluded; raises Refused."""
+    serving = [
+        replica for replica in replicas if replica.models and (model is None or model in replica.models)
+    ]
+    if not serving:
+        known = sorted({name for replica in replicas for name in replica.models})
+        if model is None or not known:
+            raise Refused(_nobody("no engine has answered yet"))
+        raise Refused(_unknown(model, known))
+    up = [replica for replica in serving if replica.healthy and replica.name not in exclude]
+    if not up:
+        raise Refused(_nobody("no healthy replica serves this model"))
+    ready = [replica for replica in up if not replica.draining]
+    if not ready:
+        raise Refused(_nobody("every replica of this model is draining"))
+    return ready
+
+
+def model_of(replica: Replica, model: str | None) -> ServedModel:
+    """The model that a request without a name means: the first one."""
+    return replica.models[model] if model is not None else next(iter(replica.models.values()))
+
+
+def _nobody(reason: str) -> Refusal:
+    return Refusal(503, reason, "service_unavailable", code="no_replica", retry_after=RETRY_AFTER_SECONDS)
+
+
+def _unknown(model: str, known: list[str]) -> Refusal:
+    return Refusal(
+        404,
+        f"the model {model[:200]!r} does not exist; served here: {', '.join(known)}",
+        param="model",
+        code="model_not_found",
+    )

@@ -1,0 +1,87 @@
+"""Reads one agent's feed into its replica's mirror. Called by mind/fleet.py, supervised.
+
+Whatever is wrong with the stream (gap, new epoch, undecodable frame, silence, refusal) ends this
+connection; the next one brings a new snapshot. Pauses between connections grow and are bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from random import Random
+
+import aiohttp
+
+from kvist_connector import names
+from kvist_connector.protocol.feed import FeedMessage, Snapshot
+from kvist_connector.protocol.framing import FrameDecoder, FrameError
+from kvist_router.errors import FeedError
+from kvist_router.mind.replica import Replica
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 3.0
+
+_log = logging.getLogger(__name__)
+
+
+class FeedReader:
+    """`apply` takes (replica, message) and raises FeedError; `now` is the mind's clock."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        reader: str,
+        silent_seconds: float,
+        apply: Callable[[Replica, FeedMessage], None],
+        now: Callable[[], float],
+        random: Random,
+    ) -> None:
+        self._session = session
+        self._reader = reader
+        self._timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=silent_seconds, sock_read=silent_seconds
+        )
+        self._apply = apply
+        self._now = now
+        self._random = random
+
+    async def run(self, replica: Replica) -> None:
+        """Follow the feed until cancelled."""
+        pause = FIRST_PAUSE
+        try:
+            while True:
+                problem = await self._connection(replica)
+                if replica.feed_live and replica.mirror.complete:
+                    pause = FIRST_PAUSE
+                if replica.feed_problem != problem:  # once per cause
+                    _log.warning("feed of %s: %s", replica.name, problem)
+                replica.feed_lost(problem, self._now())
+                await asyncio.sleep(pause * self._random.uniform(0.5, 1.0))
+                pause = min(LONGEST_PAUSE, pause * 2)
+        finally:
+            replica.feed_lost("not followed any more", self._now())
+
+    async def _connection(self, replica: Replica) -> str:
+        """One connection, from snapshot to its end; returns why it ended."""
+        try:
+            async with self._session.get(
+                f"{replica.agent}{names.PATH_FEED}", params={"reader": self._reader}, timeout=self._timeout
+            ) as response:
+                if response.status != 200:
+                    return f"status {response.status}"
+                await self._frames(replica, response)
+                return "the agent ended the stream"
+        except TimeoutError:
+            return "no frame in time"
+        except (FeedError, FrameError) as error:
+            return str(error)
+        except (aiohttp.ClientError, OSError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    async def _frames(self, replica: Replica, response: aiohttp.ClientResponse) -> None:
+        decoder: FrameDecoder[FeedMessage] = FrameDecoder(FeedMessage)
+        async for data in response.content.iter_any():
+            for message in decoder.feed(data):
+                self._apply(replica, message)
+                if isinstance(message, Snapshot):
+                    await asyncio.sleep(0)  # snapshots are long: let requests through between parts

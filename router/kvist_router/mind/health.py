@@ -1,0 +1,79 @@
+"""Checks of one engine: is it up, and which models does it serve. Called by mind/fleet.py, supervised.
+
+A passive mark (a refused connection, reported by the relay) takes a replica out at once; only a
+check brings it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import aiohttp
+import msgspec
+
+from kvist_router.mind.models import ServedModel, read_models
+from kvist_router.mind.replica import Replica
+from kvist_router.settings import HealthSettings
+
+MODELS_EVERY = 15  # checks between two readings of the model list
+DOWN_SECONDS = 0.25  # pause between checks of an engine that is down
+
+_log = logging.getLogger(__name__)
+
+
+class HealthChecker:
+    """GET /health, and /v1/models when the engine came up and now and then."""
+
+    def __init__(self, session: aiohttp.ClientSession, settings: HealthSettings) -> None:
+        self._session = session
+        self._settings = settings
+
+    async def run(self, replica: Replica) -> None:
+        """Check until cancelled."""
+        failures = checks = 0
+        while True:
+            read_list = not replica.healthy or checks % MODELS_EVERY == 0
+            problem = await self._check(replica, read_list)
+            checks += 1
+            failures = failures + 1 if problem else 0
+            self._mark(replica, problem, failures)
+            pause = self._settings.interval_seconds
+            await asyncio.sleep(pause if replica.healthy else min(pause, DOWN_SECONDS))
+
+    def _mark(self, replica: Replica, problem: str, failures: int) -> None:
+        if not problem:
+            if not replica.healthy:
+                _log.info("engine %s is up, models: %s", replica.name, ", ".join(replica.models))
+            replica.healthy, replica.problem = True, ""
+        elif failures >= self._settings.failures or not replica.healthy:
+            if replica.healthy:
+                _log.warning("engine %s is down: %s", replica.name, problem)
+            replica.healthy, replica.problem = False, problem
+
+    async def _check(self, replica: Replica, read_list: bool) -> str:
+        """What is wrong; empty when nothing is."""
+        try:
+            async with asyncio.timeout(self._settings.timeout_seconds):
+                async with self._session.get(f"{replica.url}/health") as answer:
+                    if answer.status != 200:
+                        return f"/health answers {answer.status}"
+                    await answer.read()
+                if read_list:
+                    await self._models(replica)
+                return ""
+        except TimeoutError:
+            return "no answer in time"
+        except msgspec.MsgspecError as error:
+            return f"/v1/models is not a model list: {error}"
+        except (aiohttp.ClientError, OSError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    async def _models(self, replica: Replica) -> None:
+        async with self._session.get(f"{replica.url}/v1/models") as answer:
+            if answer.status != 200:
+                raise msgspec.ValidationError(f"status {answer.status}")
+            models: dict[str, ServedModel] = read_models(await answer.read())
+        if replica.models and not replica.healthy:
+            replica.restarted()
+        replica.models = models

@@ -1,0 +1,74 @@
+"""Requests that were sent and have not ended. Called by mind/mind.py.
+
+Every entry ends: by the relay's last report, which it sends in a `finally`, or by `expired` when
+the relay itself is gone. Bounded by `limits.in_flight`: above it requests are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvist_router.mind.replica import Replica
+
+
+@dataclass(slots=True)
+class InFlight:
+    """One dispatched request."""
+
+    id: str
+    replica: Replica
+    keys: list[bytes]  # of all its prompts' full chunks
+    computes: list[bytes]  # those it made pending
+    uncached_tokens: int  # counted as outstanding until the first byte
+    predicted_ttft: float
+    decided: float
+    accepted: bool = False
+    first_byte: bool = False
+
+
+class InFlightMap:
+    """Dispatched requests by id; keeps the replicas' outstanding figures."""
+
+    def __init__(self, capacity: int, longest: float) -> None:
+        self._capacity = capacity
+        self._longest = longest
+        self._entries: dict[str, InFlight] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def full(self) -> bool:
+        """Whether no more may be added."""
+        return len(self._entries) >= self._capacity
+
+    def get(self, request_id: str) -> InFlight | None:
+        """The entry, None after its end."""
+        return self._entries.get(request_id)
+
+    def begin(self, entry: InFlight) -> None:
+        """A request was dispatched."""
+        self.end(entry.id)
+        self._entries[entry.id] = entry
+        entry.replica.outstanding_tokens += entry.uncached_tokens
+        entry.replica.outstanding_requests += 1
+
+    def first_byte(self, entry: InFlight) -> None:
+        """Its prefill is over."""
+        if not entry.first_byte:
+            entry.first_byte = True
+            entry.replica.outstanding_tokens -= entry.uncached_tokens
+
+    def end(self, request_id: str) -> InFlight | None:
+        """Remove an entry; None when it is not there (any more)."""
+        entry = self._entries.pop(request_id, None)
+        if entry is not None:
+            entry.replica.outstanding_requests -= 1
+            if not entry.first_byte:
+                entry.replica.outstanding_tokens -= entry.uncached_tokens
+        return entry
+
+    def expired(self, now: float) -> Iterator[str]:
+        """Ids whose relay never reported their end."""
+        return iter([key for key, entry in self._entries.items() if now - entry.decided > self._longest])

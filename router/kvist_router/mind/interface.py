@@ -1,0 +1,69 @@
+"""What travels between relay and mind. Every argument and answer is serialisable (msgspec).
+
+    relay                               mind
+      | decide(body, metadata)  ---->    |   Decision or Refusal
+      | report(id, accepted)    ---->    |   the engine answered with headers
+      | report(id, first_byte)  ---->    |
+      | report(id, ended | cancelled | failed)   exactly one of them, last
+
+`failed` may be followed by `decide` with `metadata.id` and `metadata.exclude`: a retry elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import msgspec
+
+Path = Literal["chat", "completions"]
+Event = Literal["accepted", "first_byte", "ended", "cancelled", "failed"]
+
+
+class Metadata(msgspec.Struct, frozen=True):
+    """What the mind needs beside the body."""
+
+    path: Path
+    tenant: str = ""
+    id: str = ""  # set on a retry: the id of the first decision
+    exclude: tuple[str, ...] = ()  # replicas that failed this request
+
+
+class Decision(msgspec.Struct, frozen=True, tag=True, tag_field="answer"):
+    """Where to send the request."""
+
+    id: str
+    replica: str
+    url: str
+    predicted_tokens: int  # of the prompt that will not be computed
+    prompt_tokens: int
+    stream: bool
+    body: bytes | None = None  # replaces the client's body; None: unchanged bytes
+
+
+class Refusal(msgspec.Struct, frozen=True, tag=True, tag_field="answer"):
+    """The error that the client gets, in OpenAI's form."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    retry_after: int | None = None  # seconds
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Progress of a request. `unreachable`: the engine could not be connected to."""
+
+    event: Event
+    error: str = ""
+    unreachable: bool = False
+
+
+class Mind(Protocol):
+    """Both forms, in-process and over a socket, behave the same (tests/router/test_mind_conformance.py)."""
+
+    async def decide(self, body: bytes, metadata: Metadata) -> Decision | Refusal:
+        """Choose a replica. Never raises for bad input; a Refusal says what to answer."""
+
+    async def report(self, request_id: str, report: Report) -> None:
+        """Tell what became of a decision. Unknown ids are ignored: the record may be gone."""

@@ -1,0 +1,208 @@
+"""A replica's cache index as its feed tells it, and the approximate one of a replica without feed.
+
+Called by mind/replica.py. Pure state: applying a message never does I/O. `apply` raises FeedError
+when the view can no longer be believed; the reader then connects anew and takes a new snapshot.
+
+Keys are 16 bytes; of each the tiers are one bit mask. GPU keys are prefixes at engine-block
+granularity, all others whole chunks (protocol/feed.py).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvist_connector.keys import split_keys
+from kvist_connector.protocol import feed
+from kvist_connector.protocol.tiers import Tier
+from kvist_router.errors import FeedError
+
+GPU_BIT = 1 << Tier.GPU
+_STORED = 0xFF & ~GPU_BIT
+# Best tier of the stored bits of a mask, indexed by the mask.
+_BEST = tuple(next((tier for tier in range(1, 8) if mask & (1 << tier)), -1) for mask in range(256))
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What a replica holds of a prompt, from its start."""
+
+    gpu_chunks: int
+    stored: bytes  # one byte per leading stored chunk: its Tier
+
+    @property
+    def chunks(self) -> int:
+        """Leading chunks held in one way or the other."""
+        return max(self.gpu_chunks, len(self.stored))
+
+
+NO_HIT = Hit(0, b"")
+
+
+class Mirror:
+    """One replica's index. `max_keys` bounds it; keys beyond are not taken and counted in `overflow`."""
+
+    def __init__(self, max_keys: int) -> None:
+        self._max_keys = max_keys
+        self._tiers: dict[bytes, int] = {}
+        self._sequence = 0
+        self.opening: feed.Opening | None = None
+        self.complete = False  # the snapshot has arrived in full
+        self.gpu_known = False
+        self.draining = False
+        self.overflow = 0
+
+    def __len__(self) -> int:
+        return len(self._tiers)
+
+    def open(self, message: feed.Opening) -> None:
+        """Start a connection's view: everything before it is forgotten."""
+        if message.version != feed.FEED_VERSION:
+            raise FeedError(f"feed version {message.version}, this router reads {feed.FEED_VERSION}")
+        if message.chunk_tokens <= 0 or message.block_tokens < 0:
+            raise FeedError(f"chunk of {message.chunk_tokens} tokens, block of {message.block_tokens}")
+        self._tiers.clear()
+        self._sequence = 0
+        self.opening, self.complete, self.overflow = message, False, 0
+        self.gpu_known, self.draining = message.gpu_known, message.draining
+
+    def follow(self, sequence: int) -> None:
+        """Check that no frame is missing."""
+        if self.opening is None or sequence != self._sequence + 1:
+            raise FeedError(f"sequence {sequence} follows {self._sequence}")
+        self._sequence = sequence
+
+    def snapshot(self, message: feed.Snapshot) -> None:
+        """Take a part of the snapshot."""
+        if self.complete:
+            raise FeedError("a snapshot part after the last one")
+        self._add(_keys(message.keys), _bit(message.tier))
+        self.complete = message.last
+
+    def delta(self, message: feed.Delta) -> list[bytes]:
+        """Apply changes of one tier; returns the added keys."""
+        bit = _bit(message.tier)
+        tiers = self._tiers
+        for key in _keys(message.removed):
+            left = tiers.get(key, 0) & ~bit
+            if left:
+                tiers[key] = left
+            else:
+                tiers.pop(key, None)
+        added = _keys(message.added)
+        self._add(added, bit)
+        return added
+
+    def state(self, message: feed.State) -> None:
+        """Take over flags; an unknown GPU view is emptied, or it would pass for a current one."""
+        self.gpu_known, self.draining = message.gpu_known, message.draining
+        if not message.gpu_known:
+            self._drop_tier(GPU_BIT)
+
+    def hit(self, keys: Sequence[bytes]) -> Hit:
+        """Leading chunks of a prompt that the replica holds."""
+        get = self._tiers.get
+        masks = []
+        for key in keys:
+            mask = get(key, 0)
+            if not mask:
+                break
+            masks.append(mask)
+        gpu = 0
+        for mask in masks:
+            if not mask & GPU_BIT:
+                break
+            gpu += 1
+        stored = bytearray()
+        for mask in masks:
+            if not mask & _STORED:
+                break
+            stored.append(_BEST[mask])
+        return Hit(gpu, bytes(stored))
+
+    def tail_blocks(self, keys: Iterable[bytes]) -> int:
+        """How many of the block prefixes (shortest first) are on the GPU."""
+        count = 0
+        for key in keys:
+            if not self._tiers.get(key, 0) & GPU_BIT:
+                break
+            count += 1
+        return count
+
+    def has(self, key: bytes) -> bool:
+        """Whether any tier holds the key."""
+        return key in self._tiers
+
+    def counts(self) -> dict[str, int]:
+        """Keys by tier; walks the whole index, for the admin API only."""
+        return {
+            tier.label: sum(1 for mask in self._tiers.values() if mask & (1 << tier))
+            for tier in Tier
+            if tier is not Tier.GPU or self.gpu_known
+        }
+
+    def _add(self, keys: list[bytes], bit: int) -> None:
+        tiers = self._tiers
+        room = self._max_keys - len(tiers)
+        for key in keys:
+            mask = tiers.get(key)
+            if mask is None:
+                if room <= 0:
+                    self.overflow += 1
+                    continue
+                room -= 1
+                mask = 0
+            tiers[key] = mask | bit
+
+    def _drop_tier(self, bit: int) -> None:
+        self._tiers = {key: mask & ~bit for key, mask in self._tiers.items() if mask & ~bit}
+
+
+class ApproximateIndex:
+    """What a replica probably holds, from this router's own dispatches: an LRU of chunk keys."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._keys: OrderedDict[bytes, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, keys: Sequence[bytes]) -> None:
+        """A prompt was computed there. Its first chunk becomes the most recent: prefixes outlive tails."""
+        for key in reversed(keys):
+            self._keys[key] = None
+            self._keys.move_to_end(key)
+        while len(self._keys) > self._capacity:
+            self._keys.popitem(last=False)
+
+    def hit(self, keys: Sequence[bytes]) -> Hit:
+        """Leading chunks, taken to be on the GPU."""
+        count = 0
+        for key in keys:
+            if key not in self._keys:
+                break
+            count += 1
+        return Hit(count, b"")
+
+    def has(self, key: bytes) -> bool:
+        """Whether the key is probably there."""
+        return key in self._keys
+
+    def clear(self) -> None:
+        """The engine started anew."""
+        self._keys.clear()
+
+
+def _bit(tier: int) -> int:
+    if not 0 <= tier < len(Tier):
+        raise FeedError(f"unknown tier {tier}")
+    return 1 << tier
+
+
+def _keys(joined: bytes) -> list[bytes]:
+    try:
+        return split_keys(joined)
+    except ValueError as error:
+        raise FeedError(str(error)) from error

@@ -1,0 +1,101 @@
+"""What became of a decision: reports of the relay, records of the connector, and their comparison.
+
+Called by mind/mind.py. Predictions are checked here: a request whose prompt the engine saw with
+other tokens moves the model to asking the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvist_connector.protocol.engine import RequestRecord
+from kvist_connector.protocol.tiers import Tier
+from kvist_router.metrics import MindMetrics
+from kvist_router.mind.inflight import InFlight, InFlightMap
+from kvist_router.mind.interface import Report
+from kvist_router.mind.prompts import PromptSource
+from kvist_router.mind.records import DecisionRecord, Records, actual
+from kvist_router.mind.replica import Replica
+
+
+class Outcomes:
+    """Keeps in-flight figures, records and metrics in step."""
+
+    def __init__(
+        self,
+        records: Records,
+        in_flight: InFlightMap,
+        metrics: MindMetrics,
+        source: PromptSource,
+        clock: Callable[[], float],
+    ) -> None:
+        self._records = records
+        self._in_flight = in_flight
+        self._metrics = metrics
+        self._source = source
+        self._clock = clock
+
+    def report(self, request_id: str, report: Report) -> None:
+        """Take a report of the relay; unknown ids are ignored."""
+        entry = self._in_flight.get(request_id)
+        if entry is None:
+            return
+        if report.event == "accepted":
+            entry.accepted = True
+        elif report.event == "first_byte":
+            self._first_byte(entry)
+        else:
+            self._end(entry, report)
+
+    def recorded(self, replica: Replica, record: RequestRecord) -> None:
+        """Take the connector's record of a request; of other routers' requests only the figures count."""
+        self._count(replica, record)
+        decision = self._records.get(record.request)
+        if decision is None or decision.replica != replica.name:
+            return
+        decision.actual = actual(replica.name, record)
+        if decision.last_chunk_key and decision.tokens_from == "local":
+            self._compare(decision, record)
+
+    def _first_byte(self, entry: InFlight) -> None:
+        self._in_flight.first_byte(entry)
+        seconds = self._clock() - entry.decided
+        entry.replica.approximate.add(entry.keys)
+        decision = self._records.get(entry.id)
+        if decision is not None:
+            decision.ttft = seconds
+            if decision.streamed:  # without streaming the first byte comes after the whole answer
+                entry.replica.observed(entry.predicted_ttft, seconds)
+
+    def _end(self, entry: InFlight, report: Report) -> None:
+        self._in_flight.end(entry.id)
+        computed = entry.first_byte and report.event != "failed"
+        if not computed or not entry.replica.mirrored(self._clock()):
+            entry.replica.pending.drop(entry.computes, entry.id)
+        if report.unreachable:
+            entry.replica.unreachable(report.error)
+        decision = self._records.get(entry.id)
+        if decision is not None:
+            decision.outcome, decision.error = report.event, report.error
+            decision.duration = self._clock() - entry.decided
+
+    def _count(self, replica: Replica, record: RequestRecord) -> None:
+        metrics, reused = self._metrics, sum(record.hit_tokens.values())
+        metrics.recorded_requests.inc()
+        metrics.recorded_tokens.inc(record.prompt_tokens)
+        if reused >= replica.chunk_tokens:
+            metrics.hit_requests.inc()
+        for tier in Tier:
+            metrics.hit_tokens.labels(tier.label).inc(max(0, record.hit_tokens.get(tier, 0)))
+        saved = replica.speeds.prefill.seconds(0, reused) - record.load_seconds
+        metrics.saved.inc(max(0.0, saved))
+
+    def _compare(self, decision: DecisionRecord, record: RequestRecord) -> None:
+        same_length = decision.prompt_tokens == record.prompt_tokens
+        if same_length and decision.last_chunk_key == record.last_chunk_key.hex():
+            return
+        self._metrics.mismatches.inc()
+        self._source.distrust(
+            f"request {record.request}: the engine saw {record.prompt_tokens} tokens, "
+            f"the router rendered {decision.prompt_tokens}; the engine tokenizes chat prompts from now on"
+        )

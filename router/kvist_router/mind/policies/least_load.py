@@ -1,0 +1,18 @@
+"""`least-load`: fewest requests in flight, blind to caches; a baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from kvist_router.mind.choice import Candidate, Choice
+
+
+class LeastLoadPolicy:
+    """Stateless."""
+
+    def choose(self, candidates: Sequence[Candidate], random: Random) -> Choice:
+        """Fewest requests, then at random."""
+        least = min(candidate.outstanding_requests for candidate in candidates)
+        equal = [item for item in candidates if item.outstanding_requests == least]
+        return Choice(random.choice(equal).name, f"{least} requests in flight, the fewest")

@@ -1,0 +1,103 @@
+"""A request's prompts as packed tokens: here if that is exact, else from an engine. Called by mind.py.
+
+Every fallback is counted by reason. Trust: a (model, template) whose tokens once disagreed with what
+an engine reported is not rendered here again until the process restarts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvist_connector.keys import pack_tokens
+from kvist_router.errors import NotExact
+from kvist_router.metrics import MindMetrics
+from kvist_router.tokens.remote import RemoteTokenizer
+from kvist_router.tokens.request import MAX_PROMPTS, Request
+from kvist_router.tokens.tokenizer import ModelTokenizer
+
+MAX_REMOTE_PROMPTS = 4  # of one body that are sent to /tokenize; the others count as cold
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Packed tokens of each prompt; `source` is local, remote, ids or unknown."""
+
+    packed: tuple[bytes, ...]
+    source: str
+
+
+class PromptSource:
+    """Tokens of requests, by the local tokenizer or an engine."""
+
+    def __init__(
+        self, local: ModelTokenizer | None, remote: RemoteTokenizer, metrics: MindMetrics, verify: bool
+    ) -> None:
+        self._local = local
+        self._remote = remote
+        self._metrics = metrics
+        self._problem = "not verified yet" if verify and local is not None else ""
+
+    @property
+    def local(self) -> ModelTokenizer | None:
+        """The tokenizer of the model folder."""
+        return self._local
+
+    @property
+    def problem(self) -> str:
+        """Why chat prompts are not rendered here; empty when they are."""
+        return "no model.path" if self._local is None else self._problem
+
+    def trust(self) -> None:
+        """The differential cases agreed."""
+        if self._problem == "not verified yet":
+            self._problem = ""
+
+    def distrust(self, problem: str) -> None:
+        """An engine saw other tokens: ask it from now on."""
+        self._problem = problem
+
+    async def prompts(self, request: Request, url: str) -> Prompts:
+        """Packed tokens of every prompt; empty and `unknown` when nobody can say."""
+        if request.path == "chat":
+            return await self._chat(request, url)
+        prompt = request.fields.get("prompt")
+        if isinstance(prompt, str):
+            return await self._texts(request, [prompt], url)
+        if not isinstance(prompt, list) or not prompt:
+            return Prompts((), "unknown")
+        if all(isinstance(item, str) for item in prompt):
+            return await self._texts(request, prompt[:MAX_PROMPTS], url)
+        return _ids(prompt if isinstance(prompt[0], list) else [prompt])
+
+    async def _chat(self, request: Request, url: str) -> Prompts:
+        try:
+            if self._local is None or self._problem:
+                raise NotExact("no model.path" if self._local is None else "not trusted")
+            return Prompts((await self._local.chat(request.fields),), "local")
+        except NotExact as reason:
+            self._metrics.remote_tokenize(str(reason))
+        packed = await self._remote.chat(url, request.fields)
+        return Prompts((), "unknown") if packed is None else Prompts((packed,), "remote")
+
+    async def _texts(self, request: Request, texts: list[str], url: str) -> Prompts:
+        special = request.fields.get("add_special_tokens", True)
+        try:
+            if self._local is None or special is not True or request.fields.get("truncate_prompt_tokens"):
+                raise NotExact("no model.path" if self._local is None else "special tokens")
+            return Prompts(tuple([await self._local.text(text) for text in texts]), "local")
+        except NotExact as reason:
+            self._metrics.remote_tokenize(str(reason))
+        answers = [
+            await self._remote.text(url, request.model, text, special is not False)
+            for text in texts[:MAX_REMOTE_PROMPTS]
+        ]
+        packed = tuple(answer for answer in answers if answer is not None)
+        return Prompts(packed, "remote" if len(packed) == len(texts) else "unknown")
+
+
+def _ids(prompts: list[Any]) -> Prompts:
+    try:
+        return Prompts(tuple(pack_tokens(prompt) for prompt in prompts[:MAX_PROMPTS]), "ids")
+    except (TypeError, OverflowError, ValueError):  # the engine says what is wrong with them
+        return Prompts((), "unknown")

@@ -1,0 +1,192 @@
+"""State of one replica, as the mind sees it: health, models, index, load, work sent and not done.
+
+Called by mind/mind.py (decisions), feed_reader.py and health.py (updates); all on one loop.
+The mirror is believed while its feed is live and `stale_seconds` after; then the router's own
+dispatch history (the approximate index) stands in, as it does for an engine without agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvist_connector.keys import CHUNK_TOKENS
+from kvist_connector.planner import PrefillModel, TierPrice
+from kvist_connector.protocol import feed
+from kvist_connector.protocol.engine import EngineLoad, RequestRecord
+from kvist_connector.protocol.tiers import Tier
+from kvist_router.errors import FeedError
+from kvist_router.mind.cost import PRIOR_CHUNK_BYTES, PRIOR_PRICES, Match, Speeds, corrected
+from kvist_router.mind.mirror import ApproximateIndex, Mirror
+from kvist_router.mind.models import ServedModel
+from kvist_router.mind.pending import Pending
+from kvist_router.settings import IndexSettings, ReplicaSettings
+from kvist_router.tokens.keys import TOKEN_BYTES, KeyMemo
+
+BLOCK_TOKENS = 16  # of an engine that did not say
+PENDING_KEYS = 65_536
+LOAD_SECONDS = 3.0  # a load report older than this is not used
+_KNOWN_TIERS = frozenset(int(tier) for tier in Tier)
+
+
+class Replica:
+    """One engine with its view. Public attributes are read by the admin API and metrics."""
+
+    def __init__(self, settings: ReplicaSettings, index: IndexSettings) -> None:
+        self.settings = settings
+        self.name, self.url, self.agent = settings.label, settings.url, settings.agent
+        self.healthy = False
+        self.problem = "not checked yet"
+        self.models: dict[str, ServedModel] = {}
+        self.mirror = Mirror(index.max_keys)
+        self.approximate = ApproximateIndex(index.unmanaged_kv_tokens // CHUNK_TOKENS)
+        self.pending = Pending(PENDING_KEYS)
+        self.feed_live = False
+        self.feed_problem = "not connected yet" if settings.agent else "no agent"
+        self.feed_breaks = 0
+        self.load = EngineLoad()
+        self.engine_connected = False
+        self.outstanding_tokens = 0
+        self.outstanding_requests = 0
+        self.measured: PrefillModel | None = None
+        self.speeds = Speeds()
+        self._stale_seconds = index.stale_seconds
+        self._feed_lost = float("-inf")
+        self._load_at = float("-inf")
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of a chunk."""
+        return self.mirror.opening.chunk_tokens if self.mirror.opening else CHUNK_TOKENS
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of an engine block: reuse happens in these."""
+        opening = self.mirror.opening
+        return opening.block_tokens if opening and opening.block_tokens else BLOCK_TOKENS
+
+    @property
+    def draining(self) -> bool:
+        """Whether it takes no new requests."""
+        return self.feed_live and self.mirror.draining
+
+    def fingerprint(self, model: str) -> bytes:
+        """The feed's, or one of our own for an engine that has none."""
+        opening = self.mirror.opening
+        return opening.fingerprint if opening and opening.fingerprint else f"unmanaged:{model}".encode()
+
+    def group(self) -> int:
+        """KV group that the feed reports."""
+        return self.mirror.opening.group if self.mirror.opening else 0
+
+    def mirrored(self, now: float) -> bool:
+        """Whether the mirror is believed; otherwise the view is unknown, not empty."""
+        if not self.mirror.complete or not self.mirror.opening or not self.mirror.opening.fingerprint:
+            return False
+        return self.feed_live or now - self._feed_lost <= self._stale_seconds
+
+    def match(self, root: bytes, keys: Sequence[bytes], packed: bytes, memo: KeyMemo, now: float) -> Match:
+        """What this replica would reuse of a prompt."""
+        if self.mirrored(now):
+            hit = self.mirror.hit(keys)
+            gpu = hit.gpu_chunks * self.chunk_tokens
+            if self.mirror.gpu_known:
+                gpu += self._tail(root, keys, packed, hit.gpu_chunks, memo)
+        else:
+            hit = self.approximate.hit(keys)
+            gpu = hit.gpu_chunks * self.chunk_tokens
+        count, ready = self.pending.run(keys, hit.chunks, now)
+        return Match(hit, gpu, count, ready - now)
+
+    def _tail(self, root: bytes, keys: Sequence[bytes], packed: bytes, chunks: int, memo: KeyMemo) -> int:
+        start = chunks * self.chunk_tokens * TOKEN_BYTES
+        partial = packed[start : start + self.chunk_tokens * TOKEN_BYTES]
+        parent = keys[chunks - 1] if chunks else root
+        block = self.block_tokens
+        return self.mirror.tail_blocks(memo.tail_keys(parent, partial, block)) * block
+
+    def queue_seconds(self, now: float) -> float:
+        """Prefill that waits here before a new request: ours, or all the engine reports if that is more."""
+        tokens = self.outstanding_tokens
+        if now - self._load_at <= LOAD_SECONDS:
+            tokens = max(tokens, self.load.waiting_prefill_tokens + self.load.running_prefill_tokens)
+        return self.speeds.prefill.linear * tokens * self.speeds.correction
+
+    def computes(self, keys: Sequence[bytes], now: float) -> list[bytes]:
+        """The keys it does not hold yet: what a dispatch makes pending."""
+        index = self.mirror if self.mirrored(now) else self.approximate
+        return [key for key in keys if not index.has(key)]
+
+    def observed(self, predicted: float, seconds: float) -> None:
+        """A first byte came after `seconds`: move this replica's correction."""
+        self._set_speeds(correction=corrected(self.speeds.correction, predicted, seconds))
+
+    def pool_prefill(self, prefill: PrefillModel) -> None:
+        """Use the speed of equal engines until this one has its own figure."""
+        if self.measured is None:
+            self._set_speeds(prefill=prefill)
+
+    # ---- feed
+
+    def apply(self, message: feed.FeedMessage, now: float) -> RequestRecord | None:
+        """Take one message of the feed; returns the record it carries. Raises FeedError."""
+        if isinstance(message, feed.Opening):
+            if self.feed_live:
+                raise FeedError("a new epoch began")
+            self.mirror.open(message)
+            self.feed_live, self.feed_problem = True, ""
+            return None
+        self.mirror.follow(message.sequence)
+        if isinstance(message, feed.Delta):
+            self.pending.committed(self.mirror.delta(message))
+        elif isinstance(message, feed.Snapshot):
+            self.mirror.snapshot(message)
+        elif isinstance(message, feed.Load):
+            self._take_load(message, now)
+        elif isinstance(message, feed.State):
+            self.mirror.state(message)
+        else:
+            return message.record
+        return None
+
+    def feed_lost(self, problem: str, now: float) -> None:
+        """The feed's connection ended."""
+        if self.feed_live:
+            self.feed_live, self._feed_lost = False, now
+            self.feed_breaks += 1
+        self.feed_problem = problem
+
+    def unreachable(self, problem: str) -> None:
+        """A connection to the engine was refused or reset: no request until a check passes."""
+        self.healthy, self.problem = False, problem
+
+    def restarted(self) -> None:
+        """The engine came back after being down: what we sent it is gone."""
+        self.approximate.clear()
+        self.pending.clear()
+
+    def _take_load(self, message: feed.Load, now: float) -> None:
+        self.load, self._load_at = message.load, now
+        self.engine_connected = message.engine_connected
+        if message.load.prefill_seconds_per_token > 0:
+            self.measured = PrefillModel(
+                message.load.prefill_seconds_per_token, max(0.0, message.load.prefill_seconds_per_token2)
+            )
+        prices = dict(PRIOR_PRICES)
+        for speed in message.speeds:
+            if speed.tier in _KNOWN_TIERS and speed.bytes_per_second > 0:
+                prices[speed.tier] = TierPrice(max(0.0, speed.latency_seconds), speed.bytes_per_second)
+        self.speeds = Speeds(
+            self.measured or self.speeds.prefill,
+            prices,
+            message.chunk_bytes if message.chunk_bytes > 0 else PRIOR_CHUNK_BYTES,
+            self.speeds.correction,
+        )
+
+    def _set_speeds(self, prefill: PrefillModel | None = None, correction: float | None = None) -> None:
+        old = self.speeds
+        self.speeds = Speeds(
+            prefill or old.prefill,
+            old.prices,
+            old.chunk_bytes,
+            old.correction if correction is None else correction,
+        )

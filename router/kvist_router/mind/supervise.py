@@ -1,0 +1,24 @@
+"""Background loops that must not die silently. Called by mind/fleet.py and app.py."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from kvist_router.metrics import MindMetrics
+
+RESTART_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+async def supervised(name: str, loop: Callable[[], Awaitable[None]], metrics: MindMetrics) -> None:
+    """Run `loop` for ever: an error is counted, logged with its trace, and the loop starts again."""
+    while True:
+        try:
+            await loop()
+        except Exception:  # noqa: BLE001 - the boundary of every background task
+            metrics.task_failures.labels(name).inc()
+            _log.exception("background task %s failed; it starts again in %s s", name, RESTART_SECONDS)
+        await asyncio.sleep(RESTART_SECONDS)

@@ -1,0 +1,59 @@
+"""Which headers pass through the relay. Pure; called by relay/app.py and upstream.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvist_connector import names
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+_HOP_BY_HOP = frozenset({
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection",
+    b"te", b"trailer", b"transfer-encoding", b"upgrade",
+})  # fmt: skip
+_REQUEST_DROPPED = _HOP_BY_HOP | {
+    b"host",
+    b"content-length",
+    b"authorization",
+    b"x-request-id",
+    b"expect",
+    b"cookie",
+}
+_KVIST = names.HEADER_PREFIX.encode()
+
+
+def request_headers(headers: Iterable[tuple[bytes, bytes]], request_id: str) -> list[tuple[str, str]]:
+    """Headers for the engine: the client's without hop-by-hop, credentials and ours; with our request id."""
+    pairs = list(headers)
+    dropped = _REQUEST_DROPPED | _named_by_connection(pairs)
+    kept = [
+        (name.decode("latin-1"), value.decode("latin-1"))
+        for name, value in pairs
+        if name not in dropped and not name.startswith(_KVIST)
+    ]
+    kept.append(("x-request-id", request_id))
+    return kept
+
+
+def response_headers(headers: Iterable[tuple[bytes, bytes]], added: RawHeaders) -> RawHeaders:
+    """Headers for the client: the engine's without hop-by-hop and without any that claims to be ours."""
+    pairs = [(name.lower(), value) for name, value in headers]
+    dropped = _HOP_BY_HOP | _named_by_connection(pairs)
+    kept = [(name, value) for name, value in pairs if name not in dropped and not name.startswith(_KVIST)]
+    return kept + added
+
+
+def kvist_headers(request_id: str, replica: str, predicted_tokens: int) -> RawHeaders:
+    """What every relayed response carries."""
+    return [
+        (names.HEADER_REQUEST_ID.encode(), request_id.encode()),
+        (names.HEADER_REPLICA.encode(), replica.encode("latin-1", "replace")),
+        (names.HEADER_PREDICTED_TOKENS.encode(), str(predicted_tokens).encode()),
+    ]
+
+
+def _named_by_connection(pairs: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    return frozenset(
+        item.strip().lower() for name, value in pairs if name == b"connection" for item in value.split(b",")
+    )

@@ -1,0 +1,195 @@
+"""Configuration of the router: one YAML file, environment (`KVIST_ROUTER_`) and flags, the same names.
+
+Called by app.py; everything else gets the frozen object.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, HttpUrl, TypeAdapter, field_validator, model_validator
+
+from kvist_connector import names
+from kvist_connector.settings import Settings
+
+_URL = TypeAdapter(HttpUrl)
+
+
+def checked_url(value: str) -> str:
+    """An http(s) URL without a trailing slash; raises ValueError in words."""
+    try:
+        _URL.validate_python(value)
+    except ValueError as error:
+        raise ValueError(
+            f"{value!r} is not an http:// or https:// URL, for example http://127.0.0.1:8100"
+        ) from error
+    return value.rstrip("/")
+
+
+class ReplicaSettings(Settings):
+    """One engine, and its agent if it has one."""
+
+    name: str = Field(
+        default="", max_length=128, pattern=r"^[A-Za-z0-9._-]*$", description="label; default: host-port"
+    )
+    url: str = Field(description="base URL of the engine's OpenAI server")
+    agent: str | None = Field(
+        default=None, description="base URL of the agent's HTTP API; none: an engine without agent"
+    )
+
+    @field_validator("url", "agent")
+    @classmethod
+    def _check_url(cls, value: str | None) -> str | None:
+        return None if value is None else checked_url(value)
+
+    @property
+    def label(self) -> str:
+        """The name in headers, metrics and records."""
+        return self.name or self.url.split("://", 1)[1].replace("/", "-").replace(":", "-")
+
+
+class ModelSettings(Settings):
+    """Where tokens come from."""
+
+    path: Path | None = Field(
+        default=None,
+        description="folder with tokenizer.json, tokenizer_config.json and the chat template; "
+        "none: every prompt is tokenized by an engine's /tokenize, which costs a round trip",
+    )
+    verify_cases: int = Field(
+        default=200,
+        ge=0,
+        le=10_000,
+        description="prompts compared with an engine's /tokenize before local tokens count; 0: none",
+    )
+
+
+class LimitSettings(Settings):
+    """Bounds and deadlines, one per phase."""
+
+    body_bytes: int = Field(default=16 * 2**20, ge=1024, description="longest request body, bytes")
+    body_seconds: float = Field(default=30.0, gt=0, description="deadline to receive a request body, seconds")
+    decide_seconds: float = Field(default=10.0, gt=0, description="deadline of a decision, seconds")
+    connect_seconds: float = Field(default=2.0, gt=0, description="deadline to connect to an engine, seconds")
+    first_byte_seconds: float = Field(
+        default=600.0, gt=0, description="deadline for the first body byte of an engine, seconds"
+    )
+    idle_seconds: float = Field(
+        default=120.0, gt=0, description="longest pause between two pieces of an answer, seconds"
+    )
+    drain_seconds: float = Field(
+        default=120.0, ge=0, description="time that running answers have after SIGTERM, seconds"
+    )
+    connections: int = Field(default=4096, ge=1, description="most connections to all engines together")
+    in_flight: int = Field(
+        default=8192, ge=1, description="most requests at once; above it requests are answered 503"
+    )
+    retry_ratio: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="most retries per request over time, so that a fault cannot double the load",
+    )
+
+
+class TokenSettings(Settings):
+    """Caches and deadlines of tokenization."""
+
+    cache_bytes: int = Field(default=128 * 2**20, ge=0, description="segment cache, bytes")
+    key_cache_chunks: int = Field(
+        default=65_536, ge=0, description="memo of chunk keys, chunks (1.2 KB each)"
+    )
+    inline_characters: int = Field(
+        default=2_000,
+        ge=0,
+        description="new text up to this length is encoded on the loop, longer text in a thread",
+    )
+    remote_seconds: float = Field(default=2.0, gt=0, description="deadline of an engine's /tokenize, seconds")
+
+
+class HealthSettings(Settings):
+    """Checks of engines."""
+
+    interval_seconds: float = Field(
+        default=2.0, gt=0, description="pause between two checks of an engine, seconds"
+    )
+    timeout_seconds: float = Field(default=2.0, gt=0, description="deadline of one check, seconds")
+    failures: int = Field(
+        default=2, ge=1, description="failed checks in a row until an engine counts as down"
+    )
+
+
+class IndexSettings(Settings):
+    """The mirror of what replicas hold."""
+
+    max_keys: int = Field(default=4_000_000, ge=1024, description="most keys mirrored of one replica")
+    unmanaged_kv_tokens: int = Field(
+        default=262_144, ge=0, description="assumed KV space of an engine without feed, tokens"
+    )
+    stale_seconds: float = Field(
+        default=10.0, ge=0, description="how long a mirror without feed is believed, seconds"
+    )
+    silent_seconds: float = Field(
+        default=5.0, gt=0, description="a feed without a frame for this long is reconnected, seconds"
+    )
+
+
+class TenantSettings(Settings):
+    """Separation of tenants in the cache."""
+
+    secret_file: Path | None = Field(
+        default=None, description="cluster secret; with it every request's cache salt is HMAC(secret, tenant)"
+    )
+    header: str = Field(
+        default="x-tenant", pattern=r"^[a-z0-9-]+$", description="request header that holds the tenant's name"
+    )
+
+
+class RouterSettings(Settings):
+    """Everything the router can be told."""
+
+    host: str = Field(default="127.0.0.1", description="address of the OpenAI endpoint")
+    port: int = Field(
+        default=names.PORT_ROUTER, ge=0, le=65535, description="port of the OpenAI endpoint; 0: any"
+    )
+    admin_host: str = Field(default="127.0.0.1", description="address of the admin endpoint")
+    admin_port: int = Field(
+        default=names.PORT_ROUTER_ADMIN,
+        ge=0,
+        le=65535,
+        description="port of decisions, replicas, metrics; 0: any",
+    )
+    name: str = Field(default="router", max_length=64, description="reader id at the agents' feeds")
+    replicas: tuple[ReplicaSettings, ...] = Field(
+        default=(), description="YAML list of {name, url, agent}; see also --replica"
+    )
+    replicas_file: Path | None = Field(
+        default=None, description="YAML file with a list of {name, url, agent}, read again when it changes"
+    )
+    policy: Literal["kvist", "least-load", "round-robin"] = Field(
+        default="kvist", description="kvist (predicted TTFT), least-load or round-robin"
+    )
+    records: int = Field(default=4096, ge=1, le=1_000_000, description="decision records kept")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="log level")
+    model: ModelSettings = Field(default=ModelSettings(), description="model files")
+    tokens: TokenSettings = Field(default=TokenSettings(), description="tokenization")
+    limits: LimitSettings = Field(default=LimitSettings(), description="bounds and deadlines")
+    health: HealthSettings = Field(default=HealthSettings(), description="checks of engines")
+    index: IndexSettings = Field(default=IndexSettings(), description="mirror of the replicas")
+    tenant: TenantSettings = Field(default=TenantSettings(), description="tenants")
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> RouterSettings:
+        if not self.replicas and self.replicas_file is None:
+            raise ValueError("no replicas: give --replica URL, `replicas`, or `replicas_file`")
+        check_names(self.replicas)
+        return self
+
+
+def check_names(replicas: tuple[ReplicaSettings, ...]) -> None:
+    """Raise ValueError when two replicas share a label."""
+    labels = [replica.label for replica in replicas]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ValueError(f"replicas: name {label!r} is given twice; give each replica its own name")

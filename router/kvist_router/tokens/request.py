@@ -1,0 +1,119 @@
+"""A request body as the mind reads it. Called by mind/mind.py for every request.
+
+The engine validates the rest; only what routing and the closed list of edits need is checked here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from kvist_router.errors import Refused
+from kvist_router.mind.interface import Path, Refusal
+
+MAX_PROMPTS = 256  # prompts of one completions body that are looked at; the others count as cold
+MAX_TAGS, MAX_TAG_LENGTH = 16, 128
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What routing needs of a body."""
+
+    path: Path
+    model: str | None
+    stream: bool
+    fields: dict[str, Any]  # the whole body
+    salt: str  # the client's own cache salt
+    tags: tuple[str, ...] | None  # of the top-level `kvist` object; None when it is absent
+    copies: int  # `n`
+
+
+class _DuplicateKeyError(ValueError):
+    pass
+
+
+def parse(body: bytes, path: Path) -> Request:
+    """The request in a body; raises Refused with the 400 to answer."""
+    fields = _decode(body)
+    model = fields.get("model")
+    if model is not None and not isinstance(model, str):
+        _refuse("model must be a string", "model")
+    _check_prompt(fields, path)
+    if fields.get("kv_transfer_params") is not None:
+        _refuse(
+            "kv_transfer_params belongs to the cluster; use kvist: {tags: [..]} for tags",
+            "kv_transfer_params",
+        )
+    salt = fields.get("cache_salt")
+    if salt is not None and not isinstance(salt, str):
+        _refuse("cache_salt must be a string", "cache_salt")
+    copies = fields.get("n")
+    return Request(
+        path=path,
+        model=model,
+        stream=fields.get("stream") is True,
+        fields=fields,
+        salt=salt or "",
+        tags=_tags(fields),
+        copies=copies if type(copies) is int and copies > 0 else 1,
+    )
+
+
+def _decode(body: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(body.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except _DuplicateKeyError as error:
+        _refuse(f"the JSON object has the key {str(error)!r} twice", str(error), "duplicate_key")
+    except RecursionError:
+        _refuse("the JSON body is nested too deeply", None, "invalid_json")
+    except ValueError as error:  # also UnicodeDecodeError
+        _refuse(f"the body is not valid JSON: {error}", None, "invalid_json")
+    if not isinstance(fields, dict):
+        _refuse("the body must be a JSON object", None, "invalid_json")
+    return fields
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _DuplicateKeyError(key[:80])
+            seen.add(key)
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _check_prompt(fields: dict[str, Any], path: Path) -> None:
+    if path == "chat":
+        messages = fields.get("messages")
+        if not isinstance(messages, list) or not messages:
+            _refuse("messages must be a list with at least one message", "messages")
+        if not all(isinstance(message, dict) for message in messages):
+            _refuse("every message must be an object", "messages")
+    elif not isinstance(fields.get("prompt"), str | list) and fields.get("prompt_embeds") is None:
+        _refuse("prompt must be a string, a list of strings, or token ids", "prompt")
+
+
+def _tags(fields: dict[str, Any]) -> tuple[str, ...] | None:
+    if "kvist" not in fields:
+        return None
+    given = fields["kvist"]
+    if not isinstance(given, dict) or set(given) - {"tags"}:
+        _refuse("kvist must be an object with the one field tags", "kvist")
+    tags = given.get("tags", [])
+    valid = isinstance(tags, list) and len(tags) <= MAX_TAGS
+    if not valid or not all(isinstance(tag, str) and 0 < len(tag) <= MAX_TAG_LENGTH for tag in tags):
+        _refuse(
+            f"kvist.tags must be at most {MAX_TAGS} strings of 1..{MAX_TAG_LENGTH} characters", "kvist.tags"
+        )
+    return tuple(tags)
+
+
+def _refuse(message: str, param: str | None, code: str | None = None) -> NoReturn:
+    raise Refused(Refusal(400, message, param=param, code=code))

@@ -1,0 +1,86 @@
+"""Fixtures of the router's tests: a model folder, engines, and a router in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from kvist_connector.settings import validate
+from kvist_router.app import Running, build
+from kvist_router.settings import RouterSettings
+
+Router = Callable[..., Awaitable[Running]]
+
+
+@pytest.fixture
+def smollm2() -> Path:
+    """Folder of a small chat model."""
+    folder = os.environ.get("KVIST_TEST_MODEL")
+    if not folder:
+        pytest.skip("KVIST_TEST_MODEL is not set: give the folder of SmolLM2-135M-Instruct")
+    return Path(folder)
+
+
+@asynccontextmanager
+async def _serving(values: dict[str, Any]) -> AsyncIterator[Running]:
+    base = {"port": 0, "admin_port": 0, "health": {"interval_seconds": 0.05}}
+    settings = validate(RouterSettings, {**base, **values})
+    async with build(settings) as running:
+        task = asyncio.create_task(running.servers.run())
+        try:
+            yield running
+        finally:
+            running.servers.stop()
+            running.servers.stop()  # at once
+            await task
+
+
+@pytest.fixture
+async def router() -> AsyncIterator[Router]:
+    """Start a router: `await router(replicas=[..], ...)`; waits until its replicas are up."""
+    async with AsyncExitStack() as stack:
+
+        async def start(ready: bool = True, **values: Any) -> Running:
+            running = await stack.enter_async_context(_serving(values))
+            if ready:
+                await until(
+                    lambda: all(_up(item) for item in running.mind.replicas.values()) and _any(running)
+                )
+            return running
+
+        yield start
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    """A client."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
+        yield session
+
+
+def _any(running: Running) -> bool:
+    return bool(running.mind.replicas)
+
+
+def _up(replica: Any) -> bool:
+    return replica.healthy and (replica.agent is None or replica.mirror.complete)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait for a condition that background tasks bring about."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - the code under test has no event for every state
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture(name="until")
+def until_fixture() -> Callable[..., Awaitable[None]]:
+    """`await until(condition)`, with a deadline."""
+    return until
