@@ -1,0 +1,125 @@
+"""An agent for an engine that was given none. Torch-free.
+
+Every process of the engine calls `ensure_agent`; the first that takes the lock in the
+folder spawns `python -m kvist_connector` in a session of its own, so that it outlives
+the engine and a restarted engine finds its cache warm. The agent exits by itself after
+minutes without connections.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvist_connector.errors import ConfigError
+
+IDLE_EXIT = 300  # seconds without connections
+START_DEADLINE = 60.0
+
+
+@dataclass(frozen=True)
+class SpawnSettings:
+    """What a spawned agent is given."""
+
+    folder: Path
+    memory: str
+    disk: str | None = None
+    disk_size: str | None = None
+
+    @property
+    def socket(self) -> Path:
+        """Where it listens."""
+        return self.folder / "agent.sock"
+
+    @property
+    def arena(self) -> Path:
+        """The arena's file."""
+        return self.folder / "agent.arena"
+
+    @property
+    def log(self) -> Path:
+        """Its output."""
+        return self.folder / "agent.log"
+
+    def command(self) -> list[str]:
+        """The agent's command line."""
+        command = [
+            sys.executable, "-m", "kvist_connector", "--replica", "local",
+            "--socket", str(self.socket), "--arena", str(self.arena), "--memory", self.memory,
+            "--http.port", "0", "--idle-exit", str(IDLE_EXIT),
+        ]  # fmt: skip
+        if self.disk is not None:
+            command += ["--disk.path", self.disk]
+        if self.disk_size is not None:
+            command += ["--disk.size", self.disk_size]
+        return command
+
+
+def ensure_agent(settings: SpawnSettings, deadline: float = START_DEADLINE) -> Path:
+    """The socket of a running agent; spawns one when none answers. Returns before it is ready.
+
+    The lock is held, by a thread, until the agent listens, so no second one is spawned meanwhile.
+    """
+    try:
+        settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(settings.folder / "spawn.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"kv_connector_extra_config.folder: {settings.folder} cannot be used: {error.strerror}; "
+            "give a folder that this user can write"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return settings.socket  # somebody else is spawning it
+    if listening(settings.socket):
+        os.close(lock)
+        return settings.socket
+    process = _spawn(settings)
+    threading.Thread(
+        target=_hold_until_listening, args=(lock, process, settings.socket, deadline), daemon=True
+    ).start()
+    return settings.socket
+
+
+def listening(path: Path) -> bool:
+    """Whether somebody accepts connections there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+def _spawn(settings: SpawnSettings) -> subprocess.Popen[bytes]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVIST_AGENT_")}
+    with settings.log.open("ab") as log:
+        return subprocess.Popen(
+            settings.command(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=environment,
+        )
+
+
+def _hold_until_listening(lock: int, process: subprocess.Popen[bytes], path: Path, deadline: float) -> None:
+    end = time.monotonic() + deadline
+    pause = threading.Event()
+    try:
+        while time.monotonic() < end and process.poll() is None and not listening(path):
+            pause.wait(0.05)
+    finally:
+        os.close(lock)
+    process.wait()  # reap it when it exits before the engine does

@@ -1,0 +1,44 @@
+"""What goes into the step's one message to the agent. Torch-free."""
+
+from __future__ import annotations
+
+from kvist_connector.protocol.engine import Commit, EngineLoad, RequestRecord, SlotRef, Step
+
+
+class Outbox:
+    """Collects during a step; emptied when the message is taken or the agent is gone."""
+
+    def __init__(self) -> None:
+        self.commits: list[Commit] = []
+        self.discards: list[SlotRef] = []
+        self.releases: list[str] = []
+        self.bad_keys: list[bytes] = []
+        self.records: list[RequestRecord] = []
+
+    def take(self, load: EngineLoad | None) -> Step | None:
+        """The message, or None when nothing is in it."""
+        parts = (self.commits, self.discards, self.releases, self.bad_keys, self.records)
+        if load is None and not any(parts):
+            return None
+        step = Step(
+            commits=tuple(self.commits),
+            discards=tuple(self.discards),
+            releases=tuple(self.releases),
+            bad_keys=b"".join(self.bad_keys),
+            records=tuple(self.records),
+            load=load,
+        )
+        self.clear()
+        return step
+
+    def withdraw_release(self, request: str) -> bool:
+        """Take a release back; False when none was waiting."""
+        if request not in self.releases:
+            return False
+        self.releases.remove(request)
+        return True
+
+    def clear(self) -> None:
+        """Nothing of this concerns the next connection."""
+        for part in (self.commits, self.discards, self.releases, self.bad_keys, self.records):
+            part.clear()
