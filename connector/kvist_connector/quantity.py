@@ -7,7 +7,9 @@ Kubernetes quantities: k, M, G, T, P are powers of 1000, Ki, Mi, Gi, Ti, Pi powe
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, Field
 
 _POWERS: Final = {
     "": 1,
@@ -26,7 +28,7 @@ _BINARY: Final = ("Pi", "Ti", "Gi", "Mi", "Ki")
 _FORM: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
-def parse(text: str | int) -> int:
+def parse_quantity(text: Any) -> int:
     """Bytes of a quantity; raises ValueError that says what is valid."""
     if isinstance(text, bool):
         raise ValueError("a size is a number with a suffix such as 512Mi or 1Gi, not true or false")
@@ -44,17 +46,20 @@ def parse(text: str | int) -> int:
     return int(whole) * power + int(fraction) * power // 10 ** len(fraction)
 
 
-def format(size: int) -> str:  # noqa: A001 - the pair of parse
-    """The shortest exact text with a binary suffix, else plain bytes; parse() gives `size` back."""
+def format_quantity(size: int) -> str:
+    """The shortest exact text with a binary suffix, else plain bytes; parse_quantity gives `size` back."""
     for suffix in _BINARY:
         if size and size % _POWERS[suffix] == 0:
             return f"{size // _POWERS[suffix]}{suffix}"
     return str(size)
 
 
-def human(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Rounded for reading: 1.5 GiB. Not for parsing."""
     for suffix in _BINARY:
         if abs(size) >= _POWERS[suffix]:
             return f"{size / _POWERS[suffix]:.1f} {suffix}B"
     return f"{size:.0f} B"
+
+
+Quantity = Annotated[int, BeforeValidator(parse_quantity), Field(ge=0)]

@@ -1,10 +1,11 @@
 """From a manifest to the programs that make the cluster. Pure; imports no Kubernetes code."""
 
 from kvist_operator.plan.plan import make_plan
-from kvist_operator.plan.program import Health, Plan, Program, Role, Volume, VolumeKind, fill
+from kvist_operator.plan.program import TOKEN, Health, Plan, Program, Role, Volume, VolumeKind, fill
 from kvist_operator.plan.target import Target, cpu_target, cuda_target
 
 __all__ = [
+    "TOKEN",
     "Health",
     "Plan",
     "Program",

@@ -5,14 +5,20 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, StringConstraints
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    StringConstraints,
+    WithJsonSchema,
+)
 from pydantic.alias_generators import to_camel
 
-from kvist_connector.quantity import parse_quantity
+from kvist_connector.quantity import format_quantity, parse_quantity
 from kvist_connector.settings import Settings
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_BINARY: Final = (("Ti", 1024**4), ("Gi", 1024**3), ("Mi", 1024**2), ("Ki", 1024))
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 
@@ -20,7 +26,13 @@ class Section(Settings):
     """Base of every section. Only the YAML names are accepted, so that nothing has two spellings."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, alias_generator=to_camel, validate_by_name=False
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        alias_generator=to_camel,
+        validate_by_name=False,
+        # Built at first use: `kvist --help` needs no validator.
+        defer_build=True,
     )
 
 
@@ -42,19 +54,19 @@ def format_duration(seconds: float) -> str:
     return f"{round(seconds * 1000)}ms" if seconds else "0s"
 
 
-def format_quantity(size: int) -> str:
-    """The shortest exact text with a binary suffix, else plain bytes; parse_quantity reads it back."""
-    for suffix, factor in _BINARY:
-        if size and size % factor == 0:
-            return f"{size // factor}{suffix}"
-    return str(size)
-
-
+_INT_OR_STRING: Final = WithJsonSchema({"x-kubernetes-int-or-string": True})
 Quantity = Annotated[
-    int, BeforeValidator(parse_quantity), PlainSerializer(format_quantity, return_type=str), Field(ge=0)
+    int,
+    Field(ge=0),
+    BeforeValidator(parse_quantity),
+    PlainSerializer(format_quantity, return_type=str),
+    _INT_OR_STRING,
 ]
 Duration = Annotated[
-    float, BeforeValidator(parse_duration), PlainSerializer(format_duration, return_type=str)
+    float,
+    BeforeValidator(parse_duration),
+    PlainSerializer(format_duration, return_type=str),
+    _INT_OR_STRING,
 ]
 Name = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)

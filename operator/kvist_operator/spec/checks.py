@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvist_connector.keys import CHUNK_TOKENS
-from kvist_connector.quantity import format_bytes
-from kvist_operator.spec.base import format_quantity
+from kvist_connector.quantity import format_bytes, format_quantity
 from kvist_operator.spec.cluster import CacheCluster
 from kvist_operator.spec.model_facts import ModelFacts
 
