@@ -78,6 +78,7 @@ class Keeper:
 
     def start(self) -> None:
         """Begin to keep it running; returns at once."""
+        self.phase = Phase.WAITING
         self._stopping = False
         self._failures = 0
         self._task = asyncio.create_task(self._run(), name=self.process.name)
@@ -154,7 +155,7 @@ class Keeper:
             else:
                 self.kill_now()
                 await exited
-                await self._clean_up(f"not healthy after {self.process.start_deadline:.0f} s")
+                await self._clean_up(f"not healthy after {self.process.start_deadline:g} s")
         finally:
             probe.cancel()
 
