@@ -9,8 +9,9 @@ a slot whose generation or state is not the promised one holds other bytes.
     offset 16  16 bytes key     zeros until committed
     offset 32  u32 index, then zeros
 
-Writes: state is set to a non-readable value first and to COMMITTED last, so that a reader
-never sees a committed state over a half-written header.
+Writes: state is QUARANTINE (nobody may read or write) while the other fields change and gets its
+value last, so that no worker sees a usable state over a half-written header, and an agent killed
+in mid-write leaves a slot that its successor quarantines.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Headers:
     def write(self, slot: int, generation: int, state: State, key: bytes = NO_KEY, index: int = 0) -> None:
         """Agent only."""
         offset = self._offset(slot)
-        _STATE.pack_into(self._mapping, offset + 8, State.RESERVED)
+        _STATE.pack_into(self._mapping, offset + 8, State.QUARANTINE)
         _GENERATION.pack_into(self._mapping, offset, generation)
         struct.pack_into("<16sI", self._mapping, offset + 16, key, index)
         _STATE.pack_into(self._mapping, offset + 8, state)

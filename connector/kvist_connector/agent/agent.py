@@ -1,0 +1,141 @@
+"""One agent's life: claim, start, drain, close. Built by `agent.app`, which owns process and ports."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from concurrent.futures import Executor
+
+from aiohttp import web
+
+from kvist_connector.agent.arena_file import ArenaFile
+from kvist_connector.agent.engine_server import EngineServer
+from kvist_connector.agent.http import Api, Status
+from kvist_connector.agent.metrics import Metrics
+from kvist_connector.agent.parts import Opened, Parts, build
+from kvist_connector.agent.session import Session
+from kvist_connector.agent.settings import AgentSettings
+from kvist_connector.agent.supervise import Supervisor
+from kvist_connector.protocol.tiers import Tier
+from kvist_connector.tiers.disk import DiskStore
+from kvist_connector.tiers.envelope import EnvelopeStore
+from kvist_connector.tiers.metered import MeteredStore
+
+log = logging.getLogger(__name__)
+
+
+class Agent:
+    """`parts` exist after `start`."""
+
+    def __init__(self, settings: AgentSettings, threads: Executor, token: str | None) -> None:
+        self._settings = settings
+        self._threads = threads
+        self.supervisor = Supervisor()
+        self.parts: Parts | None = None
+        self._disk: EnvelopeStore | None = None
+        self._not_ready = "the arena is being reserved"
+        self._metrics = Metrics()
+        status = Status(lambda: self.supervisor.failed, lambda: self.supervisor.failed or self._not_ready)
+        self._api = Api(status, self._metrics.exposition, token)
+        self._server = EngineServer(settings.socket, self._session)
+        self._idle: asyncio.TimerHandle | None = None
+
+    def claim(self) -> None:
+        """Refuse a second agent on this socket before anything is touched."""
+        self._server.claim()
+
+    def application(self) -> web.Application:
+        """The HTTP API; before `start` is done it answers that it is not ready."""
+        return self._api.application()
+
+    async def start(self) -> None:
+        """Take arena and disk, adopt what they hold, accept engines."""
+        loop = asyncio.get_running_loop()
+        arena = None
+        if self._settings.memory:
+            arena = await loop.run_in_executor(
+                self._threads, ArenaFile.reserve, self._settings.arena, self._settings.memory
+            )
+        self._disk = await self._open_disk()
+        now_ms = int(time.time() * 1000)
+        opened = Opened(arena, self._disk)
+        parts = build(self._settings, opened, self.supervisor, now_ms, self.connections_changed)
+        self.parts = parts
+        await self._adopt(parts)
+        self._metrics.watch(parts)
+        self.supervisor.daemon("write-behind", parts.writebehind.run())
+        self.supervisor.daemon("loop stalls", self._metrics.sample_stalls())
+        if parts.events is not None:
+            self.supervisor.daemon("kv events", parts.events.run())
+        self._api.ready(parts.controls, parts.feed)
+        await self._server.start()
+        self._not_ready = ""
+        self.connections_changed()
+
+    async def drain(self) -> None:
+        """Before the end: what is committed reaches the disk, as far as the deadline allows."""
+        self._not_ready = "the agent is stopping"
+        if self.parts is not None and not await self.parts.writebehind.flush(
+            self._settings.shutdown_deadline
+        ):
+            log.warning("%d chunks were not written in time", self.parts.writebehind.pending_chunks)
+
+    async def close(self) -> None:
+        """Stop everything; arena, journal and disk files stay."""
+        if self._idle is not None:
+            self._idle.cancel()
+        await self._server.close()
+        await self.supervisor.close()
+        parts = self.parts
+        if parts is None:
+            return
+        for lower in parts.lower.values():
+            await lower.close()
+        parts.members.close()
+        parts.memory.close()
+        if parts.events is not None:
+            parts.events.close()
+
+    def end_streams(self) -> None:
+        """Feed readers learn that this is the end; without it they would hold the HTTP server open."""
+        if self.parts is not None:
+            self.parts.feed.close()
+
+    def connections_changed(self) -> None:
+        """Start or stop counting down to `idle_exit`."""
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        parts = self.parts
+        if self._settings.idle_exit and parts is not None and not parts.core.sessions:
+            loop = asyncio.get_running_loop()
+            self._idle = loop.call_later(self._settings.idle_exit, self._leave)
+
+    def _leave(self) -> None:
+        log.info("no connection for %s s: leaving", self._settings.idle_exit)
+        self.supervisor.stopping.set()
+
+    def _session(self) -> Session:
+        assert self.parts is not None, "the socket opens after the parts are built"
+        return self.parts.session()
+
+    async def _open_disk(self) -> EnvelopeStore | None:
+        disk = self._settings.disk
+        if disk.path is None:
+            return None
+        store = await DiskStore.open(disk.path, disk.size, disk.fsync, self._threads)
+        return EnvelopeStore(MeteredStore(store, self._metrics.meter(Tier.DISK)), self._threads)
+
+    async def _adopt(self, parts: Parts) -> None:
+        kept = parts.memory.resume(parts.core.epoch, parts.members.living())
+        for lower in parts.lower.values():
+            await lower.scan()
+        if parts.memory.layout is not None:
+            parts.core.hooks.layout(parts.memory.layout)
+        parts.members.settle()
+        log.info(
+            "kept %d chunks in memory, %s",
+            kept,
+            {tier.label: len(parts.catalog.index(tier)) for tier in parts.lower},
+        )

@@ -1,0 +1,113 @@
+"""Composition root of the agent: settings in, a running process out."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from aiohttp import web
+
+from kvist_connector import __version__, names
+from kvist_connector import settings as configuration
+from kvist_connector.agent.agent import Agent
+from kvist_connector.agent.settings import AgentSettings
+from kvist_connector.errors import ConfigError
+
+_EXAMPLES = """examples:
+  python -m kvist_connector --replica r0 --socket /run/kvist/r0.sock --arena /dev/shm/r0.arena --memory 4Gi
+  python -m kvist_connector --config agent.yaml --disk.path /var/cache/kvist --disk.size 100Gi
+  KVIST_AGENT_MEMORY=0 python -m kvist_connector --config agent.yaml     # index only
+
+Every flag is also a name in the YAML file and an environment variable: --disk.size is
+disk: {size: ...} and KVIST_AGENT_DISK__SIZE."""
+_EXIT_CONFIG = 2
+_EXIT_FAILED = 1
+_THREADS = 4
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The program; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m kvist_connector",
+        description="Kvist cache agent: one per engine replica, owns the arena and the tiers below it.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"kvist-agent {__version__}")
+    configuration.add_flags(parser, AgentSettings)
+    given = parser.parse_args(arguments)
+    try:
+        settings = configuration.load(AgentSettings, given, os.environ, names.ENV_AGENT)
+        if given.print_config:
+            sys.stdout.write(configuration.to_yaml(settings))
+            return 0
+        logging.basicConfig(
+            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+        )
+        return asyncio.run(_serve(settings))
+    except ConfigError as error:
+        sys.stderr.write(f"kvist-agent: {error}\n")
+        return _EXIT_CONFIG
+
+
+async def _serve(settings: AgentSettings) -> int:
+    token = _read_token(settings.http.token_file)
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="bytes") as threads:
+        agent = Agent(settings, threads, token)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, agent.supervisor.stopping.set)
+        runner = web.AppRunner(agent.application(), access_log=None, handler_cancellation=True)
+        try:
+            agent.claim()
+            await runner.setup()
+            port = await _listen(runner, settings)
+            await agent.start()
+            _announce(settings, port)
+            await agent.supervisor.stopping.wait()
+            await agent.drain()
+        finally:
+            agent.end_streams()
+            await runner.cleanup()
+            await agent.close()
+    return _EXIT_FAILED if agent.supervisor.failed else 0
+
+
+async def _listen(runner: web.AppRunner, settings: AgentSettings) -> int:
+    http = settings.http
+    site = web.TCPSite(runner, http.host, http.port, shutdown_timeout=1.0)
+    try:
+        await site.start()
+    except OSError as error:
+        raise ConfigError(f"http.port: {http.host}:{http.port} cannot be used: {error.strerror}") from error
+    port: int = runner.addresses[0][1]
+    return port
+
+
+def _announce(settings: AgentSettings, port: int) -> None:
+    # One line on stdout, so that whoever started us with port 0 can learn the port.
+    sys.stdout.write(
+        f"kvist-agent {__version__} ready: replica={settings.replica} socket={settings.socket} "
+        f"http=http://{settings.http.host}:{port} at={time.time():.3f}\n"
+    )
+    sys.stdout.flush()
+
+
+def _read_token(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        token = path.read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"http.token_file: {path} cannot be read: {error.strerror}") from error
+    if not token:
+        raise ConfigError(f"http.token_file: {path} is empty: put the bearer token into it")
+    return token

@@ -1,0 +1,211 @@
+"""What the HTTP API can ask of an agent, without HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from kvist_connector.agent.core import Core
+from kvist_connector.agent.gpu_index import GpuIndex
+from kvist_connector.agent.lower import LowerTier
+from kvist_connector.agent.totals import Totals
+from kvist_connector.agent.writebehind import WriteBehind
+from kvist_connector.keys import KEY_BYTES, chunk_keys, root_key
+from kvist_connector.protocol.tiers import Tier
+
+
+class RequestError(ValueError):
+    """The caller's body is wrong; `field` names the part."""
+
+    def __init__(self, message: str, field: str | None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class LookupBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Body of lookup: tokens or keys."""
+
+    tokens: list[int] | None = None
+    keys: list[str] | None = None
+    lora: str = ""
+    lora_revision: str = ""
+    salt: str = ""
+
+
+class ClearBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Body of clear."""
+
+    tier: str = "all"
+
+
+class FlushBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Body of flush; deadline in seconds."""
+
+    deadline: float = 30.0
+
+
+class Controls:
+    """One agent's controls."""
+
+    def __init__(
+        self,
+        core: Core,
+        lower: Mapping[Tier, LowerTier],
+        writebehind: WriteBehind,
+        gpu: GpuIndex,
+        totals: Totals,
+    ) -> None:
+        self._core = core
+        self._lower = lower
+        self._writebehind = writebehind
+        self._gpu = gpu
+        self._totals = totals
+
+    def lookup(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Where each chunk of a prompt is; leases and recency stay as they are."""
+        asked = _typed(body, LookupBody)
+        keys = self._keys(asked)
+        chunks = []
+        hit = 0
+        for position, key in enumerate(keys):
+            tiers = ([Tier.GPU] if key in self._gpu else []) + self._core.catalog.tiers_of(key)
+            hit += bool(tiers) and hit == position
+            chunks.append({"key": key.hex(), "tiers": [tier.label for tier in tiers]})
+        layout = self._core.memory.layout
+        tokens = hit * (layout.chunk_tokens if layout is not None else 0)
+        return {"chunks": chunks, "hit_chunks": hit, "hit_tokens": tokens}
+
+    async def clear(self, body: dict[str, Any]) -> dict[str, int]:
+        """Remove what is not leased."""
+        tier = _typed(body, ClearBody).tier
+        labels = {Tier.MEMORY.label: Tier.MEMORY, **{tier.label: tier for tier in self._lower}}
+        if tier != "all" and tier not in labels:
+            raise RequestError(f"{tier!r} is not a tier here; valid: all, {', '.join(labels)}", "tier")
+        chosen = set(labels.values()) if tier == "all" else {labels[tier]}
+        removed = removed_bytes = leased = 0
+        if Tier.MEMORY in chosen:
+            removed, removed_bytes, leased = self._clear_memory()
+        for name, lower in self._lower.items():
+            if name in chosen:
+                chunks, size = lower.drop_all()
+                removed, removed_bytes = removed + chunks, removed_bytes + size
+                await lower.settled()
+        self._core.room_changed()
+        return {"chunks": removed, "bytes": removed_bytes, "leased": leased}
+
+    async def flush(self, body: dict[str, Any]) -> dict[str, int]:
+        """Wait for write-behind."""
+        deadline = _typed(body, FlushBody).deadline
+        if not 0 <= deadline <= 3600:
+            raise RequestError(f"{deadline} is not within 0 to 3600 seconds", "deadline")
+        await self._writebehind.flush(deadline)
+        return {
+            "pending_chunks": self._writebehind.pending_chunks,
+            "pending_bytes": self._writebehind.pending_bytes,
+        }
+
+    def stats(self) -> dict[str, Any]:
+        """Counts and bytes for people and tests."""
+        core = self._core
+        slots, layout = core.memory.slots, core.memory.layout
+        tiers = (Tier.MEMORY, *self._lower)
+        return {
+            "epoch": core.epoch,
+            "memory_bytes": core.memory.size,
+            "chunk_bytes": core.memory.chunk_bytes,
+            "tiers": {tier.label: self._tier(tier) for tier in tiers},
+            "gpu": {"known": self._gpu.known, "keys": len(self._gpu)},
+            "slots": slots.counts() if slots is not None else {},
+            "leases": sum(session.leases.chunks for session in core.sessions),
+            "granted": sum(len(session.grants) for session in core.sessions),
+            "connections": {
+                "scheduler": len(core.schedulers),
+                "worker": len(core.sessions) - len(core.schedulers),
+            },
+            "pending_loads": core.loader.pending,
+            "write_behind": {
+                "pending_chunks": self._writebehind.pending_chunks,
+                "pending_bytes": self._writebehind.pending_bytes,
+            },
+            "counters": {**core.counts, **core.loader.counts, **self._writebehind.counts},
+            "tier_counters": {tier.label: dict(lower.counts) for tier, lower in self._lower.items()},
+            "fingerprint": layout.fingerprint.hex() if layout is not None else "",
+            "model": layout.model if layout is not None else "",
+            "description": layout.description if layout is not None else {},
+            "requests": self._totals.requests,
+            "prompt_tokens": self._totals.prompt_tokens,
+            "hits": {"requests": self._totals.requests_hit},
+            "hit_tokens": {tier.label: self._totals.hit_tokens[tier] for tier in (Tier.GPU, *tiers)},
+        }
+
+    def _tier(self, tier: Tier) -> dict[str, int]:
+        index = self._core.catalog.index(tier)
+        return {
+            "chunks": len(index),
+            "bytes": index.bytes,
+            "stored_bytes": self._stored_bytes(tier),
+            "loaded_bytes": self._loaded_bytes(tier),
+        }
+
+    def _stored_bytes(self, tier: Tier) -> int:
+        if tier == Tier.MEMORY:
+            return self._core.counts["commits_accepted"] * self._core.memory.chunk_bytes
+        return self._writebehind.counts[f"bytes_stored_{tier.label}"]
+
+    def _loaded_bytes(self, tier: Tier) -> int:
+        if tier != Tier.MEMORY:
+            return self._core.loader.counts[f"bytes_loaded_{tier.label}"]
+        layout = self._core.memory.layout
+        tokens = self._totals.hit_tokens[tier]
+        return tokens * self._core.memory.chunk_bytes // layout.chunk_tokens if layout is not None else 0
+
+    def _clear_memory(self) -> tuple[int, int, int]:
+        core, removed, leased = self._core, 0, 0
+        for key in core.catalog.keys(Tier.MEMORY):
+            chunk = core.catalog.resident(key)
+            if chunk is not None and chunk.leases:
+                leased += 1
+            elif chunk is not None:
+                core.memory.drop(chunk)
+                removed += 1
+        return removed, removed * core.memory.chunk_bytes, leased
+
+    def _keys(self, asked: LookupBody) -> list[bytes]:
+        if (asked.tokens is None) == (asked.keys is None):
+            raise RequestError("give either tokens or keys", "tokens")
+        if asked.keys is not None:
+            return [_key(text) for text in asked.keys]
+        layout = self._core.memory.layout
+        if layout is None:
+            return []
+        root = root_key(
+            layout.fingerprint,
+            group=layout.group,
+            lora=asked.lora,
+            lora_revision=asked.lora_revision,
+            salt=asked.salt,
+        )
+        try:
+            return chunk_keys(root, asked.tokens or [], layout.chunk_tokens)
+        except OverflowError as error:
+            raise RequestError("token ids lie between 0 and 4294967295", "tokens") from error
+
+
+def _typed(body: dict[str, Any], kind: type[Any]) -> Any:
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        raise RequestError(text, text.rpartition("`$.")[2].rstrip("`") if "`$." in text else None) from error
+
+
+def _key(text: str) -> bytes:
+    try:
+        key = bytes.fromhex(text)
+    except ValueError as error:
+        raise RequestError(f"{text!r} is not hexadecimal", "keys") from error
+    if len(key) != KEY_BYTES:
+        raise RequestError(f"{text!r} has {len(key)} bytes, a key has {KEY_BYTES}", "keys")
+    return key

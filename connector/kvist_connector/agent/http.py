@@ -1,0 +1,169 @@
+"""The agent's HTTP API: health, metrics, feed and controls. docs/architecture.md has the table.
+
+Handlers only read state or call one method of it; the named boundary for request errors is
+the middleware.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from kvist_connector import names
+from kvist_connector.agent.controls import Controls, RequestError
+from kvist_connector.agent.feed import Feed
+from kvist_connector.protocol.feed import CONTENT_TYPE
+
+log = logging.getLogger(__name__)
+MAX_BODY_BYTES = 64 * 1024 * 1024
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_OPEN_PATHS = (names.PATH_HEALTHZ, names.PATH_READYZ)
+
+
+@dataclass(frozen=True)
+class Status:
+    """Answers of the probes: "" is well, anything else the reason why not."""
+
+    healthy: Callable[[], str]
+    ready: Callable[[], str]
+
+
+class NotReady(Exception):  # noqa: N818 - a state, not a fault
+    """Asked for something before the arena is reserved."""
+
+
+class Api:
+    """Routes of one agent."""
+
+    def __init__(self, status: Status, metrics: Callable[[], bytes], token: str | None) -> None:
+        self._parts: tuple[Controls, Feed] | None = None
+        self._status = status
+        self._metrics = metrics
+        self._token = token
+
+    def application(self) -> web.Application:
+        """The aiohttp application."""
+        app = web.Application(middlewares=[_errors, self._authorize], client_max_size=MAX_BODY_BYTES)
+        app.add_routes(
+            [
+                web.get(names.PATH_HEALTHZ, self._healthz),
+                web.get(names.PATH_READYZ, self._readyz),
+                web.get(names.PATH_METRICS, self._get_metrics),
+                web.get(names.PATH_FEED, self._stream),
+                web.post(names.PATH_LOOKUP, self._lookup),
+                web.post(names.PATH_CLEAR, self._clear),
+                web.post(names.PATH_FLUSH, self._flush),
+                web.get(names.PATH_STATS, self._stats),
+            ]
+        )
+        return app
+
+    def ready(self, controls: Controls, feed: Feed) -> None:
+        """From now on more than the probes is answered."""
+        self._parts = controls, feed
+
+    @property
+    def _controls(self) -> Controls:
+        return self._require()[0]
+
+    def _require(self) -> tuple[Controls, Feed]:
+        if self._parts is None:
+            raise NotReady(self._status.ready())
+        return self._parts
+
+    @web.middleware
+    async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self._token is not None and request.path not in _OPEN_PATHS:
+            given = request.headers.get("Authorization", "").encode()
+            if not hmac.compare_digest(given, b"Bearer " + self._token.encode()):
+                return _error(401, "missing or wrong bearer token", "Authorization")
+        return await handler(request)
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return _probe(self._status.healthy())
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        return _probe(self._status.ready())
+
+    async def _get_metrics(self, _: web.Request) -> web.Response:
+        return web.Response(
+            body=self._metrics(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        )
+
+    async def _lookup(self, request: web.Request) -> web.Response:
+        return _json(self._controls.lookup(await _body(request)))
+
+    async def _clear(self, request: web.Request) -> web.Response:
+        return _json(await self._controls.clear(await _body(request)))
+
+    async def _flush(self, request: web.Request) -> web.Response:
+        return _json(await self._controls.flush(await _body(request)))
+
+    async def _stats(self, _: web.Request) -> web.Response:
+        return _json(self._controls.stats())
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        name = request.query.get("reader", "")
+        if not 0 < len(name) <= 128:
+            raise RequestError("give each reader a name of 1 to 128 characters", "reader")
+        feed = self._require()[1]
+        reader = feed.open(name)
+        if reader is None:
+            return _error(503, "too many readers", "reader")
+        response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE})
+        try:
+            await response.prepare(request)
+            while frames := await reader.take():
+                await response.write(frames)
+        except ConnectionResetError:
+            log.debug("feed reader %s left", name)
+        finally:
+            feed.leave(name, reader)
+        return response
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except RequestError as error:
+        return _error(400, str(error), error.field)
+    except NotReady as error:
+        return _error(503, str(error), None)
+    except web.HTTPException as error:
+        return _error(error.status, error.reason, None)
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        decoded = msgspec.json.decode(await request.read() or b"{}")
+    except msgspec.DecodeError as error:
+        raise RequestError(f"the body is not JSON: {error}", None) from error
+    if not isinstance(decoded, dict):
+        raise RequestError("the body must be a JSON object", None)
+    return decoded
+
+
+def _json(body: object, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json")
+
+
+def _error(status: int, message: str, field: str | None) -> web.Response:
+    return web.Response(
+        status=status,
+        text=json.dumps({"error": {"message": message, "field": field}}),
+        content_type="application/json",
+    )
+
+
+def _probe(reason: str) -> web.Response:
+    if reason:
+        return _error(503, reason, None)
+    return web.json_response({"status": "ok"})

@@ -1,0 +1,207 @@
+"""The agent's parts, wired together. No I/O: arena and disk are opened before and given in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvist_connector.agent.arena_file import ArenaFile
+from kvist_connector.agent.busy import Busy
+from kvist_connector.agent.catalog import Catalog, Chunk
+from kvist_connector.agent.controls import Controls
+from kvist_connector.agent.core import Core, Hooks
+from kvist_connector.agent.feed import Feed, View
+from kvist_connector.agent.gpu_events import GpuEvents
+from kvist_connector.agent.gpu_index import GpuIndex
+from kvist_connector.agent.grants import Grants
+from kvist_connector.agent.journal import Journal
+from kvist_connector.agent.leases import LeaseBook
+from kvist_connector.agent.loads import Loader
+from kvist_connector.agent.lower import LowerTier
+from kvist_connector.agent.members import Members
+from kvist_connector.agent.memory import MemoryTier
+from kvist_connector.agent.session import Session
+from kvist_connector.agent.settings import AgentSettings
+from kvist_connector.agent.supervise import Supervisor
+from kvist_connector.agent.totals import Totals
+from kvist_connector.agent.writebehind import WriteBehind
+from kvist_connector.planner import PrefillModel
+from kvist_connector.protocol.engine import Layout, RequestRecord
+from kvist_connector.protocol.feed import FEED_VERSION, Opening, TierSpeed
+from kvist_connector.protocol.tiers import Tier
+from kvist_connector.tiers.envelope import EnvelopeStore
+
+# Before an engine has measured its prefill only the ratio between positions matters.
+_PREFILL_PRIOR = PrefillModel(linear=1e-4, quadratic=1e-9)
+# Chunks waiting for the disk stay in the arena; this bounds how far the disk may fall behind.
+_WRITE_BEHIND_BYTES = 4 * 1024**3
+# A reload is never quite free: it keeps chunks that are stored below in a sensible order too.
+_LEAST_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that `Agent` starts, serves and stops."""
+
+    core: Core
+    memory: MemoryTier
+    catalog: Catalog
+    lower: dict[Tier, LowerTier]
+    loader: Loader
+    writebehind: WriteBehind
+    members: Members
+    gpu: GpuIndex
+    events: GpuEvents | None
+    feed: Feed
+    totals: Totals
+    controls: Controls
+
+    def session(self) -> Session:
+        """A fresh connection's server side."""
+        return Session(self.core, LeaseBook(self.memory.lease, self.memory.unlease), Grants(self.memory))
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What was taken from the machine; absent tiers are None."""
+
+    arena: ArenaFile | None
+    disk: EnvelopeStore | None
+
+
+def build(
+    settings: AgentSettings,
+    opened: Opened,
+    supervisor: Supervisor,
+    now_ms: int,
+    connections_changed: Callable[[], None],
+) -> Parts:
+    """Wire an agent. Nothing runs yet. `now_ms` is Unix time, the floor of the epoch."""
+    clock = time.monotonic
+    busy = Busy()
+    catalog = Catalog(settings.eviction, [Tier.DISK] if opened.disk is not None else [])
+    memory = MemoryTier(opened.arena, Journal(settings.arena), catalog, clock)
+    lower: dict[Tier, LowerTier] = {}
+    if opened.disk is not None:
+        lower[Tier.DISK] = LowerTier(Tier.DISK, opened.disk, settings.disk.size, catalog, busy, clock)
+    loader = Loader(memory, catalog, lower, settings.lookup_deadline, clock, supervisor.spawn)
+    writebehind = WriteBehind(memory, catalog, lower, _WRITE_BEHIND_BYTES)
+    members = Members(settings.arena, memory)
+    epoch = max(now_ms, memory.previous_epoch() + 1)
+    core = Core(memory, catalog, loader, members, epoch, busy.idle)
+    catalog.weigh_by(_weigher(core, lower))
+    gpu, feed = _index_and_feed(settings, core, lower)
+    events = GpuEvents(settings.kv_events, settings.kv_events_replay, gpu) if settings.kv_events else None
+    totals = Totals()
+    core.hooks = _hooks(core, lower, writebehind, gpu, events, feed, totals, connections_changed)
+    catalog.on_change = feed.change
+    members.on_free = core.room_changed
+    controls = Controls(core, lower, writebehind, gpu, totals)
+    return Parts(
+        core, memory, catalog, lower, loader, writebehind, members, gpu, events, feed, totals, controls
+    )
+
+
+def _index_and_feed(
+    settings: AgentSettings, core: Core, lower: dict[Tier, LowerTier]
+) -> tuple[GpuIndex, Feed]:
+    gpu = GpuIndex(
+        lambda key, added: feed.change(Tier.GPU, key, added), lambda known: feed.state(known, draining=False)
+    )
+    view = View(
+        opening=lambda: _opening(settings.replica, core, gpu),
+        tiers=lambda: (Tier.GPU, Tier.MEMORY, *lower),
+        keys=lambda tier: gpu.keys() if tier == Tier.GPU else core.catalog.keys(tier),
+        speeds=lambda: _speeds(lower),
+        chunk_bytes=lambda: core.memory.chunk_bytes,
+        connected=lambda: bool(core.schedulers),
+    )
+    feed = Feed(view)
+    return gpu, feed
+
+
+def _hooks(
+    core: Core,
+    lower: dict[Tier, LowerTier],
+    writebehind: WriteBehind,
+    gpu: GpuIndex,
+    events: GpuEvents | None,
+    feed: Feed,
+    totals: Totals,
+    connections_changed: Callable[[], None],
+) -> Hooks:
+    def layout_changed(layout: Layout) -> None:
+        gpu.serve(layout)
+        for tier in lower.values():
+            tier.serve(layout.fingerprint)
+        feed.renew()
+
+    def engine_arrived(engine: str) -> None:
+        if events is not None:
+            events.engine_arrived(engine)
+
+    def forgotten() -> None:
+        for tier in lower.values():
+            tier.drop_all()
+
+    def recorded(record: RequestRecord) -> None:
+        totals.add(record)
+        feed.record(record)
+
+    def connections() -> None:
+        feed.connection_changed()
+        connections_changed()
+
+    return Hooks(
+        committed=writebehind.add,
+        record=recorded,
+        load=feed.load,
+        engine=engine_arrived,
+        layout=layout_changed,
+        forgotten=forgotten,
+        connections=connections,
+    )
+
+
+def _weigher(core: Core, lower: dict[Tier, LowerTier]) -> Callable[[Chunk, Tier], float]:
+    """Seconds that a hit saves: recompute, less the reload where a lower tier has the chunk too."""
+
+    def weigh(chunk: Chunk, tier: Tier) -> float:
+        layout = core.memory.layout
+        tokens = layout.chunk_tokens if layout is not None else 1
+        prefill = core.prefill or _PREFILL_PRIOR
+        recompute = prefill.seconds(chunk.index * tokens, (chunk.index + 1) * tokens)
+        if tier == Tier.MEMORY and chunk.below:
+            reload = lower[min(chunk.below)].speed.price.seconds(core.memory.chunk_bytes)
+            return min(recompute, max(reload, _LEAST_SHARE * recompute))
+        return recompute
+
+    return weigh
+
+
+def _opening(replica: str, core: Core, gpu: GpuIndex) -> Opening:
+    layout = core.memory.layout
+    return Opening(
+        version=FEED_VERSION,
+        epoch=core.epoch,
+        replica=replica,
+        fingerprint=layout.fingerprint if layout is not None else b"",
+        group=layout.group if layout is not None else 0,
+        model=layout.model if layout is not None else "",
+        chunk_tokens=layout.chunk_tokens if layout is not None else 0,
+        block_tokens=layout.block_tokens if layout is not None else 0,
+        gpu_known=gpu.known,
+        draining=False,
+    )
+
+
+def _speeds(lower: dict[Tier, LowerTier]) -> tuple[TierSpeed, ...]:
+    return tuple(
+        TierSpeed(
+            tier=int(tier),
+            latency_seconds=found.speed.price.latency,
+            bytes_per_second=found.speed.price.bandwidth,
+        )
+        for tier, found in lower.items()
+    )

@@ -1,0 +1,88 @@
+"""Settings of one agent. Parsed once in the composition root; docs/architecture.md shows the table."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from kvist_connector import names
+from kvist_connector.quantity import Quantity
+from kvist_connector.settings import Settings
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class DiskSettings(Settings):
+    """The disk tier; absent unless a path is given."""
+
+    path: Path | None = Field(None, description="folder of the disk tier; default none: no disk tier")
+    size: Quantity = Field(
+        10 * 1024**3, description="most bytes in the folder, bytes or quantity (20Gi); default 10Gi"
+    )
+    fsync: Literal["none", "data"] = Field(
+        "none",
+        description="none (default): a power cut may lose chunks, never serves wrong ones; data: sync files",
+    )
+
+
+class HttpSettings(Settings):
+    """The HTTP API and feed."""
+
+    host: str = Field("127.0.0.1", description="address to listen on; default 127.0.0.1")
+    port: int = Field(names.PORT_AGENT, ge=0, le=65535, description="port; 0 takes a free one; default 8200")
+    token_file: Path | None = Field(
+        None, description="file with the bearer token; default none, then only loopback hosts are allowed"
+    )
+
+    @model_validator(mode="after")
+    def _token_or_loopback(self) -> HttpSettings:
+        if self.token_file is None and not _is_loopback(self.host):
+            raise ValueError("without http.token_file only a loopback host is allowed: set a token file")
+        return self
+
+
+class AgentSettings(Settings):
+    """Everything a cache agent can be told."""
+
+    model_config = ConfigDict(coerce_numbers_to_str=True)
+
+    replica: str = Field(min_length=1, description="name of this replica in metrics and feed; required")
+    socket: Path = Field(description="path of the Unix socket for the engine; required")
+    arena: Path = Field(description="path of the arena file, best under /dev/shm; required")
+    memory: Quantity = Field(
+        1024**3, description="memory tier, bytes or quantity (8Gi); 0 = index only; default 1Gi"
+    )
+    disk: DiskSettings = DiskSettings(path=None, size=10 * 1024**3, fsync="none")
+    http: HttpSettings = HttpSettings(host="127.0.0.1", port=names.PORT_AGENT, token_file=None)
+    kv_events: str | None = Field(
+        None, description="ZMQ endpoint of the engine's KV events; default none: GPU residency unknown"
+    )
+    kv_events_replay: str | None = Field(
+        None, description="ZMQ replay endpoint; default none: a gap makes GPU residency unknown"
+    )
+    eviction: Literal["lru", "cost"] = Field(
+        "cost",
+        description="what leaves a full tier first: lru, or cost (default), least seconds saved per byte",
+    )
+    lookup_deadline: float = Field(
+        5.0,
+        gt=0,
+        le=600,
+        description="seconds until a pending request is answered with what is resident; default 5",
+    )
+    shutdown_deadline: float = Field(
+        10.0, ge=0, le=600, description="seconds that SIGTERM waits for write-behind; default 10"
+    )
+    idle_exit: float = Field(
+        0.0, ge=0, description="seconds without connections before the agent exits; 0 (default) = never"
+    )

@@ -1,0 +1,105 @@
+"""The contract of a backend that stores chunks: objects of bytes under 16-byte keys.
+
+Implemented by disk (Redis, object stores and peers later); wrapped by metered, deadline and
+faulty; called only through `envelope.EnvelopeStore`, which gives the bytes meaning. The
+conformance suite is `kvist_connector.testing.chunk_store.ChunkStoreSuite`.
+
+All calls are safe to make concurrently on one event loop. A miss is None, a failure is
+TierError, no room is StorageFull. An object is visible whole or not at all. A call that ends,
+by cancellation too, no longer touches the buffers it was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What callers may rely on."""
+
+    persistent: bool  # objects outlive this process
+    shared: bool  # other agents see and add objects
+    listable: bool  # `items` is complete and affordable at start
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Bytes used, and the limit that the backend itself enforces (None: it has none)."""
+
+    used: int
+    limit: int | None
+
+
+@dataclass(frozen=True)
+class Item:
+    """One stored object."""
+
+    key: bytes
+    size: int
+
+
+@dataclass(frozen=True)
+class Read:
+    """One read of a batch: fill the buffers in turn with the object's first bytes."""
+
+    key: bytes
+    into: Sequence[memoryview]
+
+
+class ChunkStore(ABC):
+    """A backend. `get` and `put_if_absent` are the minimum; batches default to concurrency."""
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """Constant over the store's life."""
+
+    @abstractmethod
+    async def get(self, read: Read) -> int | None:
+        """Fill the buffers and return the object's whole length; None when there is no such object.
+
+        A shorter object leaves the rest of the buffers undefined, a longer one is cut: the
+        caller compares lengths.
+        """
+
+    async def get_many(self, reads: Sequence[Read]) -> list[int | Exception | None]:
+        """One result a read, in order; failures are returned, not raised."""
+        results = await asyncio.gather(*(self.get(read) for read in reads), return_exceptions=True)
+        return [_as_result(result) for result in results]
+
+    @abstractmethod
+    async def put_if_absent(self, key: bytes, parts: Sequence[Buffer]) -> bool:
+        """Store the concatenated parts; false when the key was there already (it stays as it is)."""
+
+    @abstractmethod
+    async def delete(self, key: bytes) -> bool:
+        """Remove the object; false when there was none."""
+
+    @abstractmethod
+    def items(self) -> AsyncIterator[Item]:
+        """Every object, in no order. Objects added or removed meanwhile may or may not appear."""
+
+    @abstractmethod
+    async def capacity(self) -> Capacity:
+        """Bytes used and limit."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release what the store holds; stored objects stay."""
+
+
+def total_bytes(parts: Sequence[Buffer]) -> int:
+    """Length of the concatenated parts."""
+    return sum(part.nbytes if isinstance(part, memoryview) else len(part) for part in parts)
+
+
+def _as_result(result: int | BaseException | None) -> int | Exception | None:
+    if isinstance(result, BaseException) and not isinstance(result, Exception):
+        raise result
+    return result

@@ -1,0 +1,205 @@
+"""Chunks as files in a folder that one agent owns.
+
+A file is written under a temporary name and renamed, so it is there whole or not at all;
+whether its bytes survive a power cut is the fsync policy, and the envelope's checksum
+catches it when they did not. The folder is scanned at start, so the limit holds across
+restarts. Blocking calls run in the given threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from kvist_connector.errors import ConfigError, StorageFull, TierError
+from kvist_connector.tiers.base import Buffer, Capabilities, Capacity, ChunkStore, Item, Read, total_bytes
+
+_SUFFIX = ".kvist"
+_PARTIAL = ".partial"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+R = TypeVar("R")
+
+
+class DiskStore(ChunkStore):
+    """Made by `DiskStore.open`."""
+
+    def __init__(
+        self, root: Path, limit: int, fsync: Literal["none", "data"], threads: Executor, lock: int
+    ) -> None:
+        self._root = root
+        self._limit = limit
+        self._fsync = fsync == "data"
+        self._threads = threads
+        self._lock = lock
+        self._sizes: dict[bytes, int] = {}
+        self._coming: dict[bytes, int] = {}  # sizes of writes in flight: they count against the limit
+        self._used = 0
+
+    @classmethod
+    async def open(
+        cls, root: Path, limit: int, fsync: Literal["none", "data"], threads: Executor
+    ) -> DiskStore:
+        """Take the folder and learn what is in it; raises ConfigError when another agent has it."""
+        loop = asyncio.get_running_loop()
+        lock = await loop.run_in_executor(threads, _take, root)
+        store = cls(root, limit, fsync, threads, lock)
+        store._sizes = await loop.run_in_executor(threads, _scan, root)
+        store._used = sum(store._sizes.values())
+        return store
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """One agent's own files."""
+        return Capabilities(persistent=True, shared=False, listable=True)
+
+    async def get(self, read: Read) -> int | None:
+        """See ChunkStore."""
+        return await self._run(lambda: _read(self._path(read.key), read.into))
+
+    async def put_if_absent(self, key: bytes, parts: Sequence[Buffer]) -> bool:
+        """See ChunkStore; raises StorageFull above the limit or when the disk is full."""
+        if key in self._sizes or key in self._coming:
+            return False
+        size = total_bytes(parts)
+        if self._used + size > self._limit:
+            raise StorageFull(f"{self._root} holds {self._used} bytes of at most {self._limit}")
+        self._coming[key] = size
+        self._used += size
+        try:
+            await self._run(lambda: _write(self._path(key), parts, self._fsync))
+        except BaseException:
+            self._used -= size
+            raise
+        finally:
+            del self._coming[key]
+        self._sizes[key] = size
+        return True
+
+    async def delete(self, key: bytes) -> bool:
+        """See ChunkStore."""
+        if key not in self._sizes:
+            return False
+        await self._run(lambda: self._path(key).unlink(missing_ok=True))
+        self._used -= self._sizes.pop(key, 0)
+        return True
+
+    async def items(self) -> AsyncIterator[Item]:
+        """See ChunkStore."""
+        for key, size in list(self._sizes.items()):
+            yield Item(key, size)
+
+    async def capacity(self) -> Capacity:
+        """See ChunkStore."""
+        return Capacity(self._used, self._limit)
+
+    async def close(self) -> None:
+        """Another agent may take the folder from now on."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _path(self, key: bytes) -> Path:
+        name = key.hex()
+        return self._root / name[:2] / (name + _SUFFIX)
+
+    async def _run(self, work: Callable[[], R]) -> R:
+        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # The thread cannot be stopped, and the buffers are the caller's again when we return.
+            while not future.done():
+                await asyncio.wait([future])
+            raise
+        except OSError as error:
+            if error.errno in _FULL:
+                raise StorageFull(f"{self._root}: {error.strerror}") from error
+            raise TierError(f"{self._root}: {error.strerror}") from error
+
+
+def _take(root: Path) -> int:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"disk.path: {root} cannot be used: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise ConfigError(f"disk.path: {root} is used by another agent: choose another folder") from error
+    return lock
+
+
+def _scan(root: Path) -> dict[bytes, int]:
+    sizes = {}
+    for path in root.glob("??/*"):
+        if path.name.endswith(_PARTIAL):
+            path.unlink(missing_ok=True)
+        elif path.name.endswith(_SUFFIX):
+            key = _key_of(path)
+            if key is not None:
+                sizes[key] = path.stat().st_size
+    return sizes
+
+
+def _key_of(path: Path) -> bytes | None:
+    try:
+        key = bytes.fromhex(path.name.removesuffix(_SUFFIX))
+    except ValueError:
+        return None
+    return key if len(key) == 16 and path.parent.name == path.name[:2] else None
+
+
+def _read(path: Path, into: Sequence[memoryview]) -> int | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        left = [view.cast("B") for view in into if view.nbytes]
+        position = 0
+        while left:
+            count = os.preadv(fd, left, position)
+            if count == 0:
+                break
+            position += count
+            left = _advance(left, count)
+        return os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+
+
+def _write(path: Path, parts: Sequence[Buffer], sync: bool) -> None:
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}{_PARTIAL}")
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            left = [memoryview(part).cast("B") for part in parts if len(part)]
+            while left:
+                left = _advance(left, os.writev(fd, left))
+            if sync:
+                os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _advance(views: list[memoryview], count: int) -> list[memoryview]:
+    """The views after `count` bytes were moved: both readv and writev may stop early."""
+    for number, view in enumerate(views):
+        if count < view.nbytes:
+            return [view[count:], *views[number + 1 :]] if count else views[number:]
+        count -= view.nbytes
+    return []

@@ -1,0 +1,43 @@
+"""Base of wrappers: a store that hands everything on, for subclasses to change one thing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from kvist_connector.tiers.base import Buffer, Capabilities, Capacity, ChunkStore, Item, Read
+
+
+class WrapperStore(ChunkStore):
+    """Delegates to `inner`."""
+
+    def __init__(self, inner: ChunkStore) -> None:
+        self.inner = inner
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Of the inner store."""
+        return self.inner.capabilities
+
+    async def get(self, read: Read) -> int | None:
+        """See ChunkStore."""
+        return await self.inner.get(read)
+
+    async def put_if_absent(self, key: bytes, parts: Sequence[Buffer]) -> bool:
+        """See ChunkStore."""
+        return await self.inner.put_if_absent(key, parts)
+
+    async def delete(self, key: bytes) -> bool:
+        """See ChunkStore."""
+        return await self.inner.delete(key)
+
+    def items(self) -> AsyncIterator[Item]:
+        """See ChunkStore."""
+        return self.inner.items()
+
+    async def capacity(self) -> Capacity:
+        """See ChunkStore."""
+        return await self.inner.capacity()
+
+    async def close(self) -> None:
+        """See ChunkStore."""
+        await self.inner.close()
