@@ -16,7 +16,7 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: help setup demo test check bench clean lock
+.PHONY: help setup demo test check bench clean lock reference
 
 help: ## show this text
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -41,6 +41,9 @@ check: setup ## lint, format, types, import contracts, layout and style budgets
 
 bench: setup ## run every bench, write docs/benchmarks.md
 	$(RUN)/python -m bench.report $(ARGS)
+
+reference: setup ## write docs/reference.md from the code
+	$(RUN)/python -m tools.reference
 
 clean: ## remove the environment, caches and build output
 	rm -rf $(ENV) .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -121,6 +121,18 @@ def metric_calls(tree: ast.Module) -> Iterator[Row]:
             name, text = (getattr(argument, "value", None) for argument in node.args[:2])
             if isinstance(name, str) and name.startswith("kvist_") and isinstance(text, str):
                 yield f"`{name}`", kind_of(node), ", ".join(labels_of(node, tree)), one_line(text)
+        if isinstance(node, ast.For) and isinstance(node.iter, ast.Tuple):
+            yield from looped_metrics(node, node.iter)
+
+
+def looped_metrics(loop: ast.For, rows: ast.Tuple) -> Iterator[Row]:
+    """Metrics of a loop over (name, what, value) whose body puts a prefix before the name."""
+    for node in ast.walk(loop):
+        match node:
+            case ast.Call(args=[ast.BinOp(left=ast.Constant(value=str(prefix))), *_]):
+                for row in rows.elts:
+                    name, text = (part.value for part in row.elts[:2])  # type: ignore[attr-defined]
+                    yield f"`{prefix}{name}`", kind_of(node), "", one_line(text)
 
 
 def kind_of(call: ast.Call) -> str:
@@ -152,8 +164,8 @@ def label_names(value: ast.expr, known: dict[str, ast.expr]) -> list[str]:
             return label_names(inner, known)
         case ast.BinOp(left=left, right=right):
             return label_names(left, known) + label_names(right, known)
-        case ast.Attribute(attr=attribute):
-            return [str(getattr(names, attribute, attribute))]
+        case ast.Attribute(attr=attribute) if hasattr(names, attribute):
+            return [str(getattr(names, attribute))]
         case ast.Constant(value=text) if isinstance(text, str):
             return [text]
         case ast.Name(id=name) if name in known:
