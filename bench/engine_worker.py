@@ -1,6 +1,6 @@
 """A vLLM CPU engine in a process of its own, driven over JSON lines; used by benches and long tests.
 
-    python -m bench.engine_worker '{"model": "...", "connector": {...} | null, "kv_events": "tcp://..." | null}'
+    python -m bench.engine_worker '{"model": "...", "connector": {...} | null, "kv_events": "tcp://..."}'
 
 Requests on stdin, one JSON object a line, answered by one line on the descriptor that was stdout:
 

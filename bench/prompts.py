@@ -1,4 +1,4 @@
-"""Prompts of exact token lengths for benches; random ids, seeded, so that no two share a prefix by accident."""
+"""Prompts of exact lengths for benches: random ids, seeded, so that no two share a prefix by accident."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ def model_folder() -> Path:
         return Path(given)
     from kvist_cli.models.demo import demo_model
 
-    return demo_model()
+    return demo_model(os.environ)
