@@ -46,7 +46,7 @@ async def test_body_reaches_the_engine_byte_for_byte_and_so_does_the_answer(rout
         received = engine.received[0]
         assert received.body == body
         assert received.query == "a=b%20c"
-        assert received.headers["X-Request-Id"] == answer.headers["x-kvist-request-id"]
+        assert received.headers["x-request-id"] == answer.headers["x-kvist-request-id"]
 
 
 async def test_credentials_and_inbound_kvist_headers_are_dropped(router, http) -> None:
@@ -60,7 +60,7 @@ async def test_credentials_and_inbound_kvist_headers_are_dropped(router, http) -
         running = await router(replicas=replicas(engine))
         async with http.post(running.url + CHAT, json=chat(), headers=sent) as answer:
             assert answer.status == 200
-        headers = {name.lower(): value for name, value in engine.received[0].headers.items()}
+        headers = engine.received[0].headers
         assert "authorization" not in headers
         assert "x-kvist-replica" not in headers
         assert headers["x-request-id"] != "mine"

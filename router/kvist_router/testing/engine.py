@@ -79,7 +79,8 @@ class FakeEngine(LocalServer):
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
-        received = Received(request.path, request.rel_url.raw_query_string, dict(request.headers), body)
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        received = Received(request.path, request.rel_url.raw_query_string, headers, body)
         async with self.arrived:
             self.received.append(received)
             self.arrived.notify_all()
@@ -94,8 +95,9 @@ class FakeEngine(LocalServer):
     async def _default(self, request: web.Request) -> web.StreamResponse:
         if not json.loads(await request.read()).get("stream"):
             await self.first_byte.wait()
-            return web.json_response(
-                {"choices": [{"message": {"content": "ok"}}]}, headers={"x-engine": "yes"}
+            return web.Response(
+                body=b'{"choices": [{"message": {"content": "ok"}}]}',
+                headers={"content-type": "application/json", "x-engine": "yes"},
             )
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)

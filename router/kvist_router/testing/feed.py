@@ -45,11 +45,7 @@ class FakeAgent(LocalServer):
 
     def load(self, load: EngineLoad) -> None:
         """The engine's load changed."""
-        self._push(
-            lambda sequence: feed.Load(
-                sequence=sequence, load=load, speeds=(), chunk_bytes=0, engine_connected=True
-            )
-        )
+        self._push(lambda sequence: _load(sequence, load))
 
     def state(self, gpu_known: bool, draining: bool) -> None:
         """A flag changed."""
@@ -100,11 +96,8 @@ class FakeAgent(LocalServer):
             return await asyncio.wait_for(queue.get(), BEAT_SECONDS)
         except TimeoutError:
             self._readers[queue] += 1
-            beat = feed.Load(
-                sequence=self._readers[queue],
-                load=EngineLoad(),
-                speeds=(),
-                chunk_bytes=0,
-                engine_connected=True,
-            )
-            return encode(beat)
+            return encode(_load(self._readers[queue], EngineLoad()))
+
+
+def _load(sequence: int, load: EngineLoad) -> feed.Load:
+    return feed.Load(sequence=sequence, load=load, speeds=(), chunk_bytes=0, engine_connected=True)

@@ -1,0 +1,123 @@
+"""The mind's interface behaves the same in this process and over a Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from kvist_router.mind.interface import Decision, Metadata, Refusal, Report
+from kvist_router.mind.mind import LocalMind
+from kvist_router.mind.socket import MindClient, MindServer
+from kvist_router.testing.engine import FakeEngine
+
+CHAT = Metadata("chat")
+
+
+def body(text: str = "x", **fields: Any) -> bytes:
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": text}], **fields}).encode()
+
+
+class Minds:
+    """A mind over two engines, and the interface under test."""
+
+    def __init__(self, local: LocalMind, mind: Any, server: MindServer | None) -> None:
+        self.local, self.mind, self.server = local, mind, server
+
+
+@pytest.fixture(params=["in-process", "socket"])
+async def minds(request, router, tmp_path) -> AsyncIterator[Minds]:
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(FakeEngine()) for _ in range(2)]
+        running = await router(
+            replicas=[{"name": f"r{number}", "url": engine.url} for number, engine in enumerate(engines)]
+        )
+        if request.param == "in-process":
+            yield Minds(running.mind, running.mind, None)
+            return
+        server = MindServer(running.mind, tmp_path / "mind.sock")
+        await server.start()
+        stack.push_async_callback(server.close)
+        client = MindClient(tmp_path / "mind.sock")
+        stack.push_async_callback(client.close)
+        yield Minds(running.mind, client, server)
+
+
+async def test_a_decision_names_a_replica_and_counts_as_in_flight(minds: Minds) -> None:
+    decision = await minds.mind.decide(body(stream=True), CHAT)
+    assert isinstance(decision, Decision)
+    assert decision.url == minds.local.replicas[decision.replica].url
+    assert decision.stream
+    assert decision.body is None
+    assert len(minds.local.in_flight) == 1
+
+
+@pytest.mark.parametrize("last", ["ended", "cancelled", "failed"])
+async def test_every_end_empties_the_in_flight_map(minds: Minds, until, last) -> None:
+    decision = await minds.mind.decide(body(), CHAT)
+    for event in ("accepted", "first_byte", last):
+        await minds.mind.report(decision.id, Report(event))
+    await until(lambda: len(minds.local.in_flight) == 0)
+    replica = minds.local.replicas[decision.replica]
+    assert (replica.outstanding_tokens, replica.outstanding_requests) == (0, 0)
+    record = minds.local.records.get(decision.id)
+    assert record is not None
+    assert record.outcome == last
+
+
+async def test_bad_bodies_are_answered_by_a_refusal(minds: Minds) -> None:
+    refusal = await minds.mind.decide(b"{", CHAT)
+    assert isinstance(refusal, Refusal)
+    assert (refusal.status, refusal.code) == (400, "invalid_json")
+
+
+async def test_a_retry_keeps_the_id_and_avoids_the_replica(minds: Minds) -> None:
+    first = await minds.mind.decide(body(), CHAT)
+    await minds.mind.report(first.id, Report("failed", "reset"))
+    second = await minds.mind.decide(body(), Metadata("chat", id=first.id, exclude=(first.replica,)))
+    assert isinstance(second, Decision)
+    assert second.id == first.id
+    assert second.replica != first.replica
+
+
+async def test_replacement_bodies_travel(minds: Minds) -> None:
+    decision = await minds.mind.decide(body(kvist={"tags": ["a"]}), CHAT)
+    assert isinstance(decision, Decision)
+    assert decision.body is not None
+    assert json.loads(decision.body)["kv_transfer_params"] == {"tags": ["a"]}
+
+
+async def test_unknown_ids_are_ignored(minds: Minds) -> None:
+    await minds.mind.report("nobody", Report("ended"))
+    assert isinstance(await minds.mind.decide(body(), CHAT), Decision)
+
+
+async def test_questions_at_once_get_their_own_answers(minds: Minds) -> None:
+    bodies = [body(f"{number}" * (number + 1) * 8) for number in range(40)]
+    decisions = await asyncio.gather(*(minds.mind.decide(item, CHAT) for item in bodies))
+    lengths = [decision.prompt_tokens for decision in decisions]
+    assert lengths == [len(item) // 4 for item in bodies]
+
+
+async def test_a_relay_that_vanishes_leaves_nothing_in_flight(minds: Minds, until) -> None:
+    if not isinstance(minds.mind, MindClient):
+        pytest.skip("a relay in the mind's process cannot vanish alone")
+    await minds.mind.decide(body(), CHAT)
+    await minds.mind.close()
+    await until(lambda: len(minds.local.in_flight) == 0)
+
+
+async def test_a_mind_that_is_gone_is_a_503_and_comes_back(minds: Minds, until) -> None:
+    if minds.server is None:
+        pytest.skip("a mind in the relay's process cannot vanish alone")
+    assert isinstance(await minds.mind.decide(body(), CHAT), Decision)
+    await minds.server.close()
+    answer = await minds.mind.decide(body(), CHAT)
+    assert isinstance(answer, Refusal)
+    assert answer.status == 503
+    await minds.server.start()
+    assert isinstance(await minds.mind.decide(body(), CHAT), Decision)

@@ -1,0 +1,276 @@
+"""The mirror of replicas: what the feed says decides, and every break of it brings a new snapshot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from kvist_connector.keys import chunk_keys, root_key, tail_keys
+from kvist_connector.protocol.engine import EngineLoad, RequestRecord
+from kvist_connector.protocol.feed import FEED_VERSION, Opening
+from kvist_connector.protocol.tiers import Tier
+from kvist_router.app import Running
+from kvist_router.mind.interface import Decision, Metadata, Report
+from kvist_router.testing.engine import FakeEngine
+from kvist_router.testing.feed import FakeAgent
+
+FINGERPRINT = b"f" * 32
+COMPLETIONS = Metadata("completions")
+TOKENS = list(range(1000, 1000 + 4 * 256 + 100))
+ROOT = root_key(FINGERPRINT)
+KEYS = chunk_keys(ROOT, TOKENS)
+
+
+def opening(epoch: int = 1, gpu_known: bool = False, fingerprint: bytes = FINGERPRINT) -> Opening:
+    return Opening(
+        version=FEED_VERSION,
+        epoch=epoch,
+        replica="r",
+        fingerprint=fingerprint,
+        group=0,
+        model="m",
+        chunk_tokens=256,
+        block_tokens=32,
+        gpu_known=gpu_known,
+        draining=False,
+    )
+
+
+def body(tokens: list[int] = TOKENS, **fields: Any) -> bytes:
+    return json.dumps({"model": "m", "prompt": tokens, **fields}).encode()
+
+
+class Cluster:
+    """Engines with agents behind one router."""
+
+    def __init__(self, running: Running, agents: list[FakeAgent], engines: list[FakeEngine]) -> None:
+        self.running, self.mind = running, running.mind
+        self.agents, self.engines = agents, engines
+
+    async def decide(self, **fields: Any) -> Decision:
+        """A decision whose request then ends, so that it leaves no load behind."""
+        decision = await self.mind.decide(body(**fields), COMPLETIONS)
+        assert isinstance(decision, Decision)
+        await self.mind.report(decision.id, Report("cancelled"))
+        return decision
+
+
+@pytest.fixture
+async def cluster(router):
+    async with AsyncExitStack() as stack:
+
+        async def start(*agents: FakeAgent, **values: Any) -> Cluster:
+            engines = [await stack.enter_async_context(FakeEngine()) for _ in agents]
+            for agent in agents:
+                await stack.enter_async_context(agent)
+            listed = [
+                {"name": f"r{number}", "url": engine.url, "agent": agent.url}
+                for number, (engine, agent) in enumerate(zip(engines, agents, strict=True))
+            ]
+            return Cluster(await router(replicas=listed, **values), list(agents), engines)
+
+        yield start
+
+
+async def test_the_replica_that_holds_most_is_taken_and_its_hit_predicted(cluster) -> None:
+    small, large = (
+        FakeAgent(opening(), {Tier.MEMORY: KEYS[:1]}),
+        FakeAgent(opening(), {Tier.MEMORY: KEYS[:3]}),
+    )
+    started = await cluster(small, large)
+    decision = await started.decide()
+    assert (decision.replica, decision.predicted_tokens) == ("r1", 3 * 256)
+    record = started.mind.records.get(decision.id)
+    assert record is not None
+    assert {item.replica: item.reused_tokens for item in record.considered} == {"r0": 256, "r1": 768}
+    assert record.considered[0].total > record.considered[1].total
+
+
+async def test_a_hole_in_the_chain_ends_the_hit(cluster) -> None:
+    started = await cluster(FakeAgent(opening(), {Tier.MEMORY: [KEYS[0], KEYS[2], KEYS[3]]}))
+    assert (await started.decide()).predicted_tokens == 256
+
+
+async def test_at_least_the_last_block_is_computed(cluster) -> None:
+    started = await cluster(FakeAgent(opening(), {Tier.MEMORY: KEYS}))
+    whole = TOKENS[: 4 * 256]
+    assert (await started.decide(tokens=whole)).predicted_tokens == 4 * 256 - 32
+
+
+async def test_gpu_hits_reach_into_a_chunk_and_need_every_block_before(cluster) -> None:
+    tail = tail_keys(KEYS[0], TOKENS[256:512], 32)
+    agent = FakeAgent(opening(gpu_known=True), {Tier.GPU: [KEYS[0], *tail[:3], tail[4]], Tier.MEMORY: []})
+    started = await cluster(agent)
+    assert (await started.decide()).predicted_tokens == 256 + 3 * 32
+
+
+async def test_an_unknown_gpu_view_is_not_an_empty_one_but_counts_nothing(cluster, until) -> None:
+    agent = FakeAgent(opening(gpu_known=True), {Tier.GPU: KEYS[:2], Tier.MEMORY: KEYS[:1]})
+    started = await cluster(agent)
+    assert (await started.decide()).predicted_tokens == 512
+    agent.state(gpu_known=False, draining=False)
+    await until(lambda: not started.mind.replicas["r0"].mirror.gpu_known)
+    assert (await started.decide()).predicted_tokens == 256
+
+
+async def test_deltas_add_and_remove(cluster, until) -> None:
+    agent = FakeAgent(opening(), {Tier.MEMORY: KEYS[:2]})
+    started = await cluster(agent)
+    mirror = started.mind.replicas["r0"].mirror
+    agent.delta(Tier.DISK, KEYS[:1])
+    agent.delta(Tier.MEMORY, KEYS[2:3], removed=KEYS[:1])
+    await until(lambda: mirror.has(KEYS[2]))
+    assert (await started.decide()).predicted_tokens == 768  # the first chunk is on disk still
+    agent.delta(Tier.DISK, [], removed=KEYS[:1])
+    await until(lambda: not mirror.has(KEYS[0]))
+    assert (await started.decide()).predicted_tokens == 0
+
+
+def gap(agent: FakeAgent) -> None:
+    agent.skip()
+    agent.delta(Tier.MEMORY, KEYS[3:4])
+
+
+def garbage(agent: FakeAgent) -> None:
+    agent.raw(b"\x05\x00\x00\x00notit")
+
+
+def oversized(agent: FakeAgent) -> None:
+    agent.raw(b"\xff\xff\xff\xff")
+
+
+def broken_key(agent: FakeAgent) -> None:
+    agent.delta(Tier.MEMORY, [b"short"])
+
+
+def unknown_tier(agent: FakeAgent) -> None:
+    agent.delta(99, KEYS[:1])
+
+
+def ended(agent: FakeAgent) -> None:
+    agent.end()
+
+
+@pytest.mark.parametrize("fault", [gap, garbage, oversized, broken_key, unknown_tier, ended])
+async def test_whatever_breaks_the_feed_brings_a_new_snapshot(
+    cluster, until, fault: Callable[[FakeAgent], None]
+) -> None:
+    agent = FakeAgent(opening(), {Tier.MEMORY: KEYS[:1]})
+    started = await cluster(agent)
+    agent.snapshot = {Tier.MEMORY: KEYS[:2]}
+    agent.opening = opening(epoch=2)
+    fault(agent)
+    replica = started.mind.replicas["r0"]
+    await until(lambda: agent.connections == 2 and replica.mirror.complete and replica.mirror.has(KEYS[1]))
+    assert (await started.decide()).predicted_tokens == 512
+    assert replica.feed_breaks == 1
+
+
+async def test_a_lost_feed_is_believed_for_a_while_then_the_own_history_counts(cluster, until) -> None:
+    agent = FakeAgent(opening(), {Tier.MEMORY: KEYS})
+    started = await cluster(agent, index={"stale_seconds": 0.0})
+    decision = await started.mind.decide(body(TOKENS[:600]), COMPLETIONS)
+    await started.mind.report(decision.id, Report("first_byte"))
+    await started.mind.report(decision.id, Report("ended"))
+    await agent.stop()
+    await until(lambda: not started.mind.replicas["r0"].feed_live)
+    assert (await started.decide()).predicted_tokens == 512  # the two chunks that were sent there
+
+
+async def test_a_draining_replica_gets_nothing_new(cluster, until) -> None:
+    agents = [FakeAgent(opening(), {Tier.MEMORY: KEYS}), FakeAgent(opening())]
+    started = await cluster(*agents)
+    agents[0].state(gpu_known=False, draining=True)
+    await until(lambda: started.mind.replicas["r0"].draining)
+    assert (await started.decide()).replica == "r1"
+
+
+async def test_salt_and_fingerprint_are_part_of_the_keys(cluster) -> None:
+    other = FakeAgent(opening(fingerprint=b"g" * 32), {Tier.MEMORY: KEYS})
+    started = await cluster(FakeAgent(opening(), {Tier.MEMORY: KEYS}), other)
+    assert (await started.decide()).replica == "r0"
+    assert (await started.decide(cache_salt="tenant")).predicted_tokens == 0
+
+
+async def test_a_follower_goes_where_its_prefix_is_being_computed(cluster, until) -> None:
+    started = await cluster(FakeAgent(opening()), FakeAgent(opening()))
+    leader = await started.mind.decide(body(), COMPLETIONS)
+    stranger = await started.mind.decide(body(TOKENS[::-1]), COMPLETIONS)
+    assert stranger.replica != leader.replica  # both replicas are equally busy now
+    follower = await started.mind.decide(body(), COMPLETIONS)
+    assert follower.replica == leader.replica
+    assert follower.predicted_tokens == 4 * 256
+    replica = started.mind.replicas[leader.replica]
+    assert len(replica.pending) == 4
+    started.agents[int(leader.replica[1])].delta(Tier.MEMORY, KEYS)
+    await until(lambda: len(replica.pending) == 0)
+
+
+async def test_a_leader_that_fails_takes_its_pending_prefix_with_it(cluster) -> None:
+    started = await cluster(FakeAgent(opening()), FakeAgent(opening()))
+    leader = await started.mind.decide(body(), COMPLETIONS)
+    await started.mind.report(leader.id, Report("failed", "reset"))
+    assert (await started.decide()).predicted_tokens == 0
+
+
+async def test_the_engines_load_moves_requests_away(cluster, until) -> None:
+    agents = [FakeAgent(opening(), {Tier.MEMORY: KEYS[:1]}), FakeAgent(opening())]
+    started = await cluster(*agents)
+    assert (await started.decide()).replica == "r0"
+    agents[0].load(EngineLoad(waiting_prefill_tokens=50_000, prefill_seconds_per_token=1e-3))
+    await until(lambda: started.mind.replicas["r0"].load.waiting_prefill_tokens > 0)
+    assert (await started.decide()).replica == "r1"
+
+
+def record(request: str, prompt: int, last: bytes, **hits: int) -> RequestRecord:
+    return RequestRecord(
+        request=request,
+        prompt_tokens=prompt,
+        last_chunk_key=last,
+        hit_tokens={int(Tier[tier.upper()]): tokens for tier, tokens in hits.items()},
+        arrived=0.0,
+        lookup_seconds=0.001,
+        wait_seconds=0.002,
+        load_seconds=0.003,
+        prefill_seconds=0.5,
+    )
+
+
+async def test_predictions_are_joined_with_what_happened(cluster, until, http) -> None:
+    agent = FakeAgent(opening(), {Tier.MEMORY: KEYS[:3]})
+    started = await cluster(agent)
+    decision = await started.decide()
+    agent.record(record(decision.id, len(TOKENS), KEYS[-1], memory=768))
+    kept = started.mind.records.get(decision.id)
+    await until(lambda: kept.actual is not None)
+    async with http.get(f"{started.running.admin_url}/v1/kvist/decisions/{decision.id}") as answer:
+        found = await answer.json()
+    assert found["predicted_tokens"] == 768
+    assert found["actual"]["hit_tokens"] == {"memory": 768}
+    async with http.get(f"{started.running.admin_url}/v1/kvist/decisions?limit=1") as answer:
+        assert [item["id"] for item in (await answer.json())["decisions"]] == [decision.id]
+    async with http.get(f"{started.running.admin_url}/metrics") as answer:
+        text = await answer.text()
+    assert "kvist_router_hit_requests_total 1.0" in text
+    assert 'kvist_router_hit_tokens_total{tier="memory"} 768.0' in text
+    async with http.get(f"{started.running.admin_url}/v1/kvist/replicas") as answer:
+        assert (await answer.json())["replicas"][0]["feed"]["keys"] == 3
+    async with http.get(f"{started.running.admin_url}/v1/kvist/decisions/nobody") as answer:
+        assert answer.status == 404
+
+
+async def test_unmanaged_engines_are_followed_by_the_own_dispatches(router) -> None:
+    async with FakeEngine() as first, FakeEngine() as second:
+        running = await router(replicas=[{"name": "a", "url": first.url}, {"name": "b", "url": second.url}])
+        chosen = set()
+        for _ in range(6):
+            decision = await running.mind.decide(body(), COMPLETIONS)
+            await running.mind.report(decision.id, Report("first_byte"))
+            await running.mind.report(decision.id, Report("ended"))
+            chosen.add(decision.replica)
+        assert len(chosen) == 1
+        assert decision.predicted_tokens == 4 * 256
