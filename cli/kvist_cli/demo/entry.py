@@ -11,10 +11,10 @@ import shutil
 import signal
 import socket
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event
 from types import FrameType
 from typing import Annotated, Any
 
@@ -28,7 +28,7 @@ from kvist_cli.demo.play import Demo, Up
 from kvist_cli.demo.screen import Screen
 from kvist_cli.local import Cluster, Options, Ports
 from kvist_cli.local.machine import read_model_facts
-from kvist_connector.errors import KvistError
+from kvist_connector.errors import ConfigError, KvistError
 from kvist_operator.spec import CacheCluster
 
 EXIT_INEXACT = 1
@@ -106,10 +106,10 @@ def _tidied(folder: Path, screen: Screen) -> Iterator[None]:
 
 def _play(screen: Screen, quick: bool, model: str, folder: Path, json_file: Path | None, keep: bool) -> bool:
     if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise DemoError(f"--json {json_file}: the folder does not exist; create it or name another file")
+        raise ConfigError(f"--json {json_file}: the folder does not exist; create it or name another file")
     screen.note("three replays of one conversation on two engines; engines take a minute or two to start")
     token_bytes = _token_bytes(model, screen)
-    demo = Demo(_trace(quick), model, screen, _starter(screen), folder, token_bytes)
+    demo = Demo(_trace(quick), trace.load().text, model, screen, _starter(screen), folder, token_bytes)
     measured = demo.run(_keeper(screen) if keep else None)
     document = report.document(measured)
     screen.show_turns()
@@ -155,7 +155,8 @@ def _keeper(screen: Screen) -> Callable[[Running], None]:
         url = f"{cluster.urls.router}/v1/chat/completions"
         screen.note(f"the cluster is at {cluster.urls.router}; Ctrl-C stops it. Try:")
         screen.note(f"  curl -i {url} -H 'Content-Type: application/json' -d '{body}'")
-        threading.Event().wait()
+        with suppress(KeyboardInterrupt):
+            Event().wait()
 
     return kept
 

@@ -30,9 +30,11 @@ Up = Callable[[CacheCluster, Path], Running]
 
 @dataclass
 class Demo:
-    """One run. `folder` holds the clusters' state, `token_bytes` is the KV size of a token."""
+    """One run. `text` is what the closing check is made of, `folder` holds the clusters' state,
+    `token_bytes` is the KV size of a token."""
 
     trace: Trace
+    text: str
     model: str
     screen: Screen
     up: Up
@@ -112,9 +114,8 @@ class Demo:
     def _check(self, target: Target) -> list[exactness.Check]:
         name, engine = next(iter(target.urls.engines.items()))
         bench = exactness.Bench(engine, target.urls.agents[name], target.client)
-        texts = [self.trace.system, *(turn.text for turn in self.trace.turns)]
         checks = []
-        for tokens, hit in exactness.prompts(bench.tokens("\n\n".join(texts))):
+        for tokens, hit in exactness.prompts(bench.tokens(self.text)):
             check = bench.check(tokens, hit)
             checks.append(check)
             verdict = (

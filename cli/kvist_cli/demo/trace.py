@@ -54,6 +54,11 @@ class Trace:
                 messages += [_says("user", earlier.text), _says("assistant", answers[earlier.name])]
         return [*messages, _says("user", turn.text)]
 
+    @property
+    def text(self) -> str:
+        """Everything that is said, without answers."""
+        return "\n\n".join([self.system, *(turn.text for turn in self.turns)])
+
     def whole_sessions(self, answers: Mapping[str, str]) -> list[list[Message]]:
         """Every session with its last answer."""
         last = {turn.session: turn for turn in self.turns}

@@ -44,6 +44,8 @@ class World:
     broken: bool = False  # the router answers 500
     ids: Iterator[int] = field(default_factory=count)
     served: int = 0
+    on_chat: Callable[[int], None] = lambda count: None
+    writes_logs: bool = False
 
     def reuse(self, tokens: list[int]) -> dict[str, int]:
         """Tokens reused by tier, and remember the prompt."""
@@ -113,6 +115,7 @@ class Handler(BaseHTTPRequestHandler):
             self._json({"error": {"message": "out of order"}}, 500)
             return
         self.world.requests.append(body)
+        self.world.on_chat(len(self.world.requests))
         tokens = tokens_of(body["messages"])
         hits = self.world.reuse(tokens)
         number = str(next(self.world.ids))
@@ -189,7 +192,12 @@ def world() -> Iterator[World]:
 
 @pytest.fixture
 def up(world: World) -> Callable[[CacheCluster, Path], FakeCluster]:
-    return lambda manifest, folder: FakeCluster(world, manifest)
+    def start(manifest: CacheCluster, folder: Path) -> FakeCluster:
+        if world.writes_logs:
+            (folder / "logs").mkdir(parents=True)
+        return FakeCluster(world, manifest)
+
+    return start
 
 
 @pytest.fixture(scope="session")

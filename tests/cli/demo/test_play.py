@@ -22,7 +22,7 @@ MODE_KEYS = {"hit_rate", "saved_seconds", "ttft_ms", "itl_ms", "throughput_tok_s
 @pytest.fixture
 def demo(whole: trace.Trace, up: Any, tmp_path: Path) -> Demo:
     screen = Screen(whole, Console(file=io.StringIO()))
-    return Demo(whole, models.DEMO_MODEL, screen, up, tmp_path, token_bytes=23040)
+    return Demo(whole, whole.text, models.DEMO_MODEL, screen, up, tmp_path, token_bytes=23040)
 
 
 def printed(demo: Demo) -> str:
