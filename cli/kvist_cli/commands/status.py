@@ -15,6 +15,7 @@ from kvist_cli.local.identity import alive
 from kvist_cli.local.state import ClusterState, Phase, ProgramState
 from kvist_cli.output import console, print_json
 from kvist_connector.names import PATH_HEALTHZ, PATH_REPLICAS, PATH_STATS
+from kvist_connector.quantity import format_bytes
 from kvist_operator.plan import Role
 
 EXAMPLES: Final = """
@@ -46,15 +47,16 @@ def status(name: ClusterName = None, run_dir: RunDir = None, json: AsJson = Fals
 
 def gather(state: ClusterState) -> dict[str, Any]:
     """The report as plain data."""
-    programs = [_program(p) for p in state.programs]
     agents = {p.replica: p.url + PATH_STATS for p in state.programs if p.role is Role.AGENT}
     router = {"router": state.admin_url + PATH_REPLICAS} if state.admin_url else {}
     supervised = alive(state.supervisor)
+    programs = [_program(p, supervised) for p in state.programs]
     return {
         "name": state.name,
         "model": state.model,
         "healthy": supervised and all(p["healthy"] for p in programs),
         "supervisor": {"pid": state.supervisor.pid, "alive": supervised},
+        "logs": str(state.programs[0].log.parent) if state.programs else None,
         "endpoint": next((f"{p.url}/v1" for p in state.programs if p.role is Role.ROUTER), None),
         "programs": programs,
         "agents": ask_all("GET", agents),
@@ -62,12 +64,12 @@ def gather(state: ClusterState) -> dict[str, Any]:
     }
 
 
-def _program(program: ProgramState) -> dict[str, Any]:
+def _program(program: ProgramState, supervised: bool) -> dict[str, Any]:
     running = program.identity is not None and alive(program.identity)
     return {
         "name": program.name,
         "replica": program.replica or None,
-        "phase": program.phase.value if running else Phase.STOPPED.value,
+        "phase": program.phase.value if running or supervised else Phase.STOPPED.value,
         "healthy": running and answers_ok(program.url + _HEALTH[program.role]),
         "pid": program.identity.pid if program.identity is not None and running else None,
         "restarts": program.restarts,
@@ -85,15 +87,14 @@ def _show(report: dict[str, Any]) -> None:
     out.print(f"[bold]{report['name']}[/bold]  {report['model']}  {report['endpoint']}")
     out.print(f"supervisor pid {supervisor['pid']}{alive_text}")
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for column in ("program", "health", "phase", "pid", "restarts", "ports", "log"):
+    for column in ("program", "health", "phase", "pid", "restarts", "ports"):
         table.add_column(column, overflow="fold")
     for p in report["programs"]:
         health = "[green]healthy[/green]" if p["healthy"] else "[red]not healthy[/red]"
         ports = ", ".join(f"{name} {port}" for name, port in p["ports"].items())
-        table.add_row(
-            p["name"], health, p["phase"], str(p["pid"] or "-"), str(p["restarts"]), ports, p["log"]
-        )
+        table.add_row(p["name"], health, p["phase"], str(p["pid"] or "-"), str(p["restarts"]), ports)
     out.print(table)
+    out.print(f"logs: {report['logs']}", markup=False)
     for replica, answer in report["agents"].items():
         out.print(f"{replica}: {tier_line(answer)}", markup=False)
 
@@ -102,12 +103,11 @@ def tier_line(stats: dict[str, Any]) -> str:
     """One agent's tiers and hits in a line."""
     if set(stats) == {"error"}:
         return str(stats["error"])
-    tiers = stats.get("tiers")
-    parts = []
-    for tier, figures in tiers.items() if isinstance(tiers, dict) else ():
-        if isinstance(figures, dict):
-            parts.append(f"{tier} " + ", ".join(f"{key} {value}" for key, value in figures.items()))
-    hits = stats.get("hits")
-    if isinstance(hits, dict):
-        parts.append("hits " + ", ".join(f"{key} {value}" for key, value in hits.items()))
-    return "; ".join(parts) or "no figures"
+    tiers = [
+        f"{tier} {figures['chunks']} chunks, {format_bytes(figures['bytes'])}"
+        for tier, figures in stats["tiers"].items()
+    ]
+    reused, prompt = sum(stats["hit_tokens"].values()), stats["prompt_tokens"]
+    share = f" ({100 * reused / prompt:.0f} %)" if prompt else ""
+    hits = f"{stats['hits']['requests']} of {stats['requests']} requests hit"
+    return "; ".join((*tiers, hits, f"{reused} of {prompt} prompt tokens reused{share}"))

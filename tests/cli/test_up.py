@@ -1,0 +1,274 @@
+"""`kvist up` as a user runs it: real command, agents and router; the engine is a stand-in."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import yaml
+
+HERE = Path(__file__).parent
+PORTS = ("router", "router-admin", "engine", "agent", "kv-events", "kv-events-replay")
+ENGINES = 2
+
+
+def free_ports() -> dict[str, int]:
+    """First ports such that each and the next one are free."""
+    first: dict[str, int] = {}
+    taken: set[int] = set()
+    while len(first) < len(PORTS):
+        with socket.socket() as one, socket.socket() as two:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+            try:
+                two.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+        if not {port, port + 1} & taken:
+            taken |= {port, port + 1}
+            first[PORTS[len(first)]] = port
+    return first
+
+
+class Shell:
+    """Runs the command with folders of its own and vLLM replaced."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        package = folder / "path" / "vllm" / "entrypoints" / "openai"
+        package.mkdir(parents=True)
+        for parent in (package, package.parent, package.parent.parent):
+            (parent / "__init__.py").touch()
+        shutil.copy(HERE / "fake_engine.py", package / "api_server.py")
+        self.folder = folder
+        self.ports = free_ports()
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": str(folder / "path"),
+            "XDG_STATE_HOME": str(folder / "state"),
+            "COLUMNS": "200",
+        }
+        self.manifest = folder / "cluster.yaml"
+        self.write(model)
+
+    def write(self, model: Path | str, **sections: Any) -> None:
+        spec = {
+            "model": {"name": str(model), "servedName": "tiny"},
+            "engine": {"replicas": ENGINES, "kvCacheMemory": "256Mi"},
+            "cache": {"memory": "32Mi", "disk": {"size": "64Mi"}},
+            **sections,
+        }
+        document = {
+            "apiVersion": "kvist.dev/v1alpha1",
+            "kind": "CacheCluster",
+            "metadata": {"name": f"test-{os.getpid()}"},
+            "spec": spec,
+        }
+        self.manifest.write_text(yaml.safe_dump(document))
+
+    @property
+    def up_command(self) -> list[str]:
+        flags = [part for name, port in self.ports.items() for part in (f"--port-{name}", str(port))]
+        arenas = ["--arena-dir", str(self.folder)]
+        return [sys.executable, "-m", "kvist_cli", "up", "-f", str(self.manifest), *flags, *arenas]
+
+    def start(self, *more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*self.up_command, *more],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "kvist_cli", *arguments]
+        return subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    def up(self, *more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*self.up_command, *more],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    def status(self) -> dict[str, Any]:
+        report: dict[str, Any] = json.loads(self.call("status", "--json").stdout)
+        return report
+
+    def programs(self) -> list[psutil.Process]:
+        """Every process that was started with this shell's folder in its command line."""
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            line = " ".join(process.info["cmdline"] or ())
+            if str(self.folder) in line or f"--port {self.ports['engine']}" in line:
+                found.append(process)
+        return found
+
+
+@pytest.fixture
+def shell(tmp_path: Path, smollm2: Path) -> Iterator[Shell]:
+    made = Shell(tmp_path, smollm2)
+    yield made
+    left = made.programs()
+    for process in left:
+        process.kill()
+    assert left == []
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    """Output up to the line that holds `text`."""
+    assert process.stdout is not None
+    output = ""
+    end = time.monotonic() + 120
+    for line in process.stdout:
+        output += line
+        if text in line:
+            return output
+        assert time.monotonic() < end, output
+    pytest.fail(f"{text!r} did not come:\n{output}")
+
+
+def test_up_serves_requests_and_ctrl_c_ends_every_child(shell: Shell) -> None:
+    with shell.start() as up:
+        output = read_until(up, "curl http://")
+        for program in ("agent-0", "agent-1", "engine-0", "engine-1", "router"):
+            assert f"{program} ready (" in output
+        url = f"http://127.0.0.1:{shell.ports['router']}"
+        answer = httpx.post(f"{url}/v1/completions", json={"model": "tiny", "prompt": "Hello"}, timeout=30)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["text"] == " world"
+        assert answer.headers["x-kvist-replica"] in ("replica-0", "replica-1")
+        report = shell.status()
+        assert report["healthy"] is True
+        assert [p["phase"] for p in report["programs"]] == ["ready"] * 5
+        assert set(report["agents"]) == {"replica-0", "replica-1"}
+        up.send_signal(signal.SIGINT)
+        rest = up.stdout.read() if up.stdout is not None else ""
+        assert up.wait(60) == 0, rest
+    assert "agent-1: flushed" in rest
+    assert rest.rstrip().endswith("stopped")
+    assert shell.programs() == []
+    assert not list(shell.folder.glob("*.arena"))
+
+
+def test_a_second_up_is_refused_and_the_first_goes_on(shell: Shell) -> None:
+    with shell.start() as first:
+        read_until(first, "curl http://")
+        second = shell.up()
+        assert second.returncode == 1
+        assert f"is already up (pid {first.pid})" in second.stderr
+        assert shell.status()["healthy"] is True
+        done = shell.call("down")
+        assert done.returncode == 0, done.stderr
+        assert "is down" in done.stdout
+        assert first.wait(60) == 0
+
+
+def test_detached_it_runs_on_restarts_what_dies_and_down_ends_it(
+    shell: Shell, until: Callable[[Callable[[], bool]], None]
+) -> None:
+    done = shell.up("--detach")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ready: http://127.0.0.1:" in done.stdout
+    before = {p["name"]: p["pid"] for p in shell.status()["programs"]}
+    os.kill(before["engine-1"], signal.SIGKILL)
+
+    def restarted() -> bool:
+        report = shell.status()
+        after = {p["name"]: p["pid"] for p in report["programs"]}
+        return bool(report["healthy"]) and after["engine-1"] != before["engine-1"]
+
+    until(restarted)
+    assert {p["name"]: p["pid"] for p in shell.status()["programs"]} | {
+        "engine-1": before["engine-1"]
+    } == before
+    assert shell.call("down").returncode == 0
+    assert shell.programs() == []
+
+
+def test_the_controls_reach_every_agent_of_the_cluster(shell: Shell, tmp_path: Path) -> None:
+    assert shell.up("--detach").returncode == 0
+    tokens = tmp_path / "tokens.txt"
+    tokens.write_text("1, 2, 3")
+    stats = json.loads(shell.call("stats", "--json").stdout)
+    assert set(stats) == {"replica-0", "replica-1"}
+    assert stats["replica-0"]["tiers"]["memory"]["chunks"] == 0
+    assert "replica-1: 0 chunks, 0 B removed" in shell.call("clear", "--tier", "memory").stdout
+    agent = f"http://127.0.0.1:{shell.ports['agent']}"
+    found = shell.call("lookup", "--tokens", str(tokens), "--agent", agent, "--json")
+    assert json.loads(found.stdout)[agent.removeprefix("http://")]["hit_tokens"] == 0
+    assert shell.call("down", "--no-flush").returncode == 0
+
+
+def test_a_taken_port_is_named_with_its_owner_before_anything_starts(shell: Shell) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", shell.ports["agent"] + 1))
+        taken.listen()
+        done = shell.up()
+    assert done.returncode == 2
+    assert (
+        f"--port-agent: port {shell.ports['agent'] + 1} of agent-1 is taken by pid {os.getpid()}"
+        in done.stderr
+    )
+    assert shell.programs() == []
+
+
+@pytest.mark.parametrize(
+    ("model", "sections", "message"),
+    [
+        ("/nope", {}, "spec.model.name: '/nope': there is no such folder"),
+        (
+            "MODEL",
+            {"cache": {"memory": "1Mi"}},
+            "spec.cache.memory: 1Mi is not possible: one chunk of this model",
+        ),
+        ("MODEL", {"cache": {"memory": "900Ti"}}, "spec.cache.memory: 900Ti is not possible"),
+        ("MODEL", {"cache": {"disk": {"size": "900Ti"}}}, "spec.cache.disk.size: 900Ti is not possible"),
+        ("MODEL", {"cache": {"memry": 1}}, "spec.cache.memry: no such field; did you mean 'memory'?"),
+        ("MODEL", {"engine": {"replicas": "two"}}, "spec.engine.replicas: 'two' is not valid"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(
+    shell: Shell, smollm2: Path, model: str, sections: dict[str, Any], message: str
+) -> None:
+    shell.write(smollm2 if model == "MODEL" else model, **sections)
+    done = shell.up()
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {message}")
+    assert "Traceback" not in done.stderr
+    assert shell.programs() == []
+
+
+def test_a_broken_engine_is_shown_with_its_log_and_everything_else_ends(shell: Shell) -> None:
+    server = shell.folder / "path" / "vllm" / "entrypoints" / "openai" / "api_server.py"
+    server.write_text("raise SystemExit('engine cannot start: no such device')\n")
+    done = shell.up()
+    assert done.returncode == 1
+    assert "is failed: ended with exit code 1 before it was healthy" in done.stderr
+    assert "engine cannot start: no such device" in done.stderr
+    assert shell.programs() == []
+
+
+def test_check_starts_nothing_and_names_what_would_run(shell: Shell, smollm2: Path) -> None:
+    shell.write(smollm2, cache={"enabled": False}, security={}, engine={"shmSize": "1Gi"})
+    done = shell.up("--check")
+    assert done.returncode == 0, done.stderr
+    assert "ignored on one machine: spec.engine.shmSize, spec.security" in done.stdout
+    assert "would run engine-0, router" in done.stdout
