@@ -7,7 +7,7 @@ SHELL := bash
 ENV := .venv
 RUN := $(ENV)/bin
 PYTHON ?= 3.11
-# --no-deps: a lock is complete, and the CPU engine's own pins cannot be met (requirements/overrides.txt says how).
+# --no-deps: a lock is complete, and the CPU engine's own pins cannot be met (override-dependencies in pyproject.toml).
 LOCK := requirements/dev-cpu.txt
 UV := $(shell command -v uv || echo .tools/bin/uv)
 export VIRTUAL_ENV := $(CURDIR)/$(ENV)
@@ -52,7 +52,7 @@ clean: ## remove the environment, caches and build output
 lock: $(UV) ## resolve requirements/*.txt anew from pyproject.toml (ARGS=--upgrade for newer versions)
 	@compile() {
 	  echo "requirements/$$1.txt"
-	  $(UV) pip compile "$${@:2}" --override requirements/overrides.txt --generate-hashes --universal \
+	  $(UV) pip compile "$${@:2}" --generate-hashes --universal \
 	    --python-version 3.11 --no-emit-index-url --no-header --no-annotate -q -o requirements/$$1.txt $(ARGS)
 	}
 	compile router pyproject.toml --extra router --extra cli

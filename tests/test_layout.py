@@ -16,7 +16,7 @@ DEPLOYABLES = {
     "connector": "kvist_connector",
     "cli": "kvist_cli",
 }
-LOCKS = sorted(path for path in (ROOT / "requirements").glob("*.txt") if path.name != "overrides.txt")
+LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 
 
 def committed() -> list[Path]:
