@@ -15,6 +15,8 @@ from typing import Final
 from kvist_connector.settings import Settings
 
 _POLL: Final = 0.05
+_TRACKER_DEADLINE: Final = 3.0
+_KILL_DEADLINE: Final = 10.0
 
 
 class Identity(Settings):
@@ -53,9 +55,15 @@ def members(leader: Identity) -> list[int]:
     return found
 
 
-def send(leader: Identity, number: signal.Signals) -> None:
-    """Signal every process of the session."""
+def send(leader: Identity, number: signal.Signals, *, spare_trackers: bool = False) -> None:
+    """Signal every process of the session.
+
+    Python's resource trackers remove the shared memory of their dead and then end by themselves:
+    whoever kills with SIGKILL spares them first, or memory stays behind in /dev/shm.
+    """
     for pid in members(leader):
+        if spare_trackers and _is_tracker(pid):
+            continue
         # It may end between being listed and being signalled: that is what is wanted.
         try:
             os.kill(pid, number)
@@ -69,8 +77,18 @@ def end_all(leaders: list[Identity], deadline: float) -> None:
         send(leader, signal.SIGTERM)
     if not _gone(leaders, deadline):
         for leader in leaders:
-            send(leader, signal.SIGKILL)
-        _gone(leaders, 10.0)
+            send(leader, signal.SIGKILL, spare_trackers=True)
+        if not _gone(leaders, _TRACKER_DEADLINE):
+            for leader in leaders:
+                send(leader, signal.SIGKILL)
+            _gone(leaders, _KILL_DEADLINE)
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _gone(leaders: list[Identity], deadline: float) -> bool:

@@ -16,7 +16,7 @@ from typing import Final
 
 from kvist_cli.local.events import Event, EventKind
 from kvist_cli.local.health import healthy
-from kvist_cli.local.identity import Identity, identify, members, send
+from kvist_cli.local.identity import Identity, end_all, identify, send
 from kvist_cli.local.options import Options
 from kvist_cli.local.state import Phase, ProgramState
 from kvist_connector.errors import KvistError
@@ -24,7 +24,7 @@ from kvist_operator.render.local import Process
 
 _LONGEST_BACKOFF: Final = 30.0
 _LOG_LINES: Final = 12
-_KILL_DEADLINE: Final = 10.0
+_ORPHAN_DEADLINE: Final = 3.0
 
 
 class ClusterError(KvistError):
@@ -117,7 +117,7 @@ class Keeper:
     def kill_now(self) -> None:
         """SIGKILL to its whole session."""
         if self.identity is not None:
-            send(self.identity, signal.SIGKILL)
+            send(self.identity, signal.SIGKILL, spare_trackers=True)
 
     async def _run(self) -> None:
         while not self._stopping:
@@ -183,7 +183,8 @@ class Keeper:
     async def _clean_up(self, reason: str) -> None:
         identity, self.identity, self._child = self.identity, None, None
         if identity is not None:
-            await _sweep(identity)
+            # Children that outlived their leader would hold its ports: they are asked, then killed.
+            await asyncio.to_thread(end_all, [identity], _ORPHAN_DEADLINE)
         if not self._stopping:
             self.message = f"{reason}; last lines of {self.process.log}:\n{log_tail(self.process)}"
             await self._set(Phase.RESTARTING, EventKind.EXITED, self.message)
@@ -204,14 +205,6 @@ class Keeper:
         self._emit(Event(kind, self.process.name, message, seconds))
         async with self._wake:
             self._wake.notify_all()
-
-
-async def _sweep(leader: Identity) -> None:
-    """Children that outlived their leader are killed: they would hold its ports."""
-    end = time.monotonic() + _KILL_DEADLINE
-    while members(leader) and time.monotonic() < end:
-        send(leader, signal.SIGKILL)
-        await asyncio.sleep(0.05)
 
 
 def log_tail(process: Process) -> str:
