@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import (
     BeforeValidator,
@@ -31,6 +31,8 @@ class Section(Settings):
         validate_default=True,
         alias_generator=to_camel,
         validate_by_name=False,
+        # As the API server reads it: the text "2" is no number, 1 is no truth value.
+        strict=True,
         # Built at first use: `kvist --help` needs no validator.
         defer_build=True,
     )
@@ -74,6 +76,9 @@ Name = Annotated[
 Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 Percent = Annotated[float, Field(ge=0.0, le=100.0)]
 Overlay = dict[str, Any]
+T = TypeVar("T")
+# YAML has lists only; in a frozen object they become tuples, which strictness would refuse.
+Items = Annotated[tuple[T, ...], Field(strict=False)]
 
 
 class SecretRef(Section):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from kvist_connector.keys import CHUNK_TOKENS
-from kvist_operator.spec.base import Duration, Overlay, Quantity, Resources, SecretRef, Section, Text
+from kvist_operator.spec.base import Duration, Items, Overlay, Quantity, Resources, SecretRef, Section, Text
 
 Url = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9+]*://[^\s]+$", max_length=2048)]
 
@@ -46,7 +46,7 @@ class Redis(Section):
     """Shared tier in Redis: managed or external. Kubernetes only so far."""
 
     managed: ManagedRedis | None = Field(default=None, description="Run one. Default: none.")
-    urls: Annotated[tuple[Url, ...], Field(max_length=64)] = Field(
+    urls: Annotated[Items[Url], Field(max_length=64)] = Field(
         default=(), description="redis:// or rediss:// addresses of an external one. Default: none."
     )
     password: SecretRef | None = Field(default=None, description="Secret with the password. Default: none.")

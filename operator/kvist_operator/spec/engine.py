@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from kvist_operator.spec.base import Duration, EnvVar, Overlay, Quantity, Resources, Section, Text
+from kvist_operator.spec.base import Duration, EnvVar, Items, Overlay, Quantity, Resources, Section, Text
 
 OWNED_FLAGS: Final = {
     "--model": "model.name",
@@ -76,10 +76,10 @@ class Engine(Section):
     shm_size: Quantity = Field(
         default=2 * 1024**3, description="The engine's own /dev/shm, bytes. Kubernetes only. Default: 2Gi."
     )
-    extra_args: Annotated[tuple[Argument, ...], Field(max_length=256)] = Field(
+    extra_args: Annotated[Items[Argument], Field(max_length=256)] = Field(
         default=(), description="More arguments of the vLLM server, appended. Default: none."
     )
-    env: Annotated[tuple[EnvVar, ...], Field(max_length=256)] = Field(
+    env: Annotated[Items[EnvVar], Field(max_length=256)] = Field(
         default=(), description="More environment variables of the engine. Default: none."
     )
     pod_template: Overlay = Field(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from kvist_operator.spec.base import Name, Section, Text
+from kvist_operator.spec.base import Items, Name, Section, Text
 
 
 class ModelVolume(Section):
@@ -46,6 +46,6 @@ class Model(Section):
     volume: ModelVolume | None = Field(
         default=None, description="Volume that holds the model. Kubernetes only. Default: none."
     )
-    lora_adapters: Annotated[tuple[LoraAdapter, ...], Field(max_length=64)] = Field(
+    lora_adapters: Annotated[Items[LoraAdapter], Field(max_length=64)] = Field(
         default=(), description="Adapters served beside the model, at most 64. Default: none."
     )

@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvist_operator.spec.base import Duration, EnvVar, Overlay, Quantity, Resources, SecretRef, Section, Text
+from kvist_operator.spec.base import (
+    Duration,
+    EnvVar,
+    Items,
+    Overlay,
+    Quantity,
+    Resources,
+    SecretRef,
+    Section,
+    Text,
+)
 
 
 class RouterLimits(Section):
@@ -56,10 +66,10 @@ class Router(Section):
     auth: RouterAuth = Field(
         default_factory=RouterAuth, description="Who may send requests. Default: everyone."
     )
-    tenants: Annotated[tuple[Tenant, ...], Field(max_length=1024)] = Field(
+    tenants: Annotated[Items[Tenant], Field(max_length=1024)] = Field(
         default=(), description="Tenants whose KV is kept apart. Default: none."
     )
-    env: Annotated[tuple[EnvVar, ...], Field(max_length=256)] = Field(
+    env: Annotated[Items[EnvVar], Field(max_length=256)] = Field(
         default=(), description="More environment variables of the router. Default: none."
     )
     image: Text | None = Field(
