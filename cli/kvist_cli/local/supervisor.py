@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from kvist_cli.local.agents import flush_agents, remove_arena
@@ -49,6 +50,8 @@ class Supervisor:
 
     async def up(self) -> None:
         """Start everything in order; raises ClusterError when a program does not get healthy."""
+        for keeper in self.keepers.values():
+            _put_aside(keeper.process.log)
         self._write()
         tasks = [asyncio.create_task(self._start(keeper)) for keeper in self.keepers.values()]
         try:
@@ -120,6 +123,12 @@ class Supervisor:
                 admin_url=_admin_url(self._admin),
             )
         )
+
+
+def _put_aside(log: Path) -> None:
+    """The log of the run before is kept once, so that logs do not grow over runs."""
+    if log.exists():
+        log.replace(log.with_suffix(".previous.log"))
 
 
 def _admin_url(router: Process | None) -> str:

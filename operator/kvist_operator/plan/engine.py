@@ -50,6 +50,8 @@ def _arguments(cluster: CacheCluster, target: Target) -> list[str]:
         arguments += ["--kv-cache-memory-bytes", str(memory)]
     if engine.enforce_eager if engine.enforce_eager is not None else cpu:
         arguments += ["--enforce-eager"]
+    # Health checks come every few seconds for ever; they are not what a log is read for.
+    arguments += ["--disable-access-log-for-endpoints", "/health,/metrics"]
     arguments += _lora(cluster)
     if cluster.spec.cache.enabled:
         arguments += [

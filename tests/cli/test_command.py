@@ -1,0 +1,99 @@
+"""The command as a whole: help with examples, version, completion, exit codes."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from kvist_cli.app import app
+from kvist_cli.commands.detach import flags
+from kvist_cli.local import Event, EventKind, Options, Ports
+from kvist_cli.progress import Progress
+
+COMMANDS = ("up", "down", "status", "stats", "lookup", "clear", "demo", "model path", "model fetch-demo")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_examples(command: str) -> None:
+    done = CliRunner().invoke(app, [*command.split(), "--help"])
+    assert done.exit_code == 0
+    assert "Examples:" in done.output
+    assert f"kvist {command}" in done.output
+
+
+def test_the_version_is_printed() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.output.split()[0]) == (0, "kvist")
+
+
+def test_the_routers_help_is_the_routers_own() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kvist_cli", "router", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "--replica" in done.stdout
+    assert "--model.path" in done.stdout
+
+
+def test_an_unknown_command_is_bad_input() -> None:
+    assert CliRunner().invoke(app, ["upp"]).exit_code == 2
+
+
+def test_help_needs_neither_torch_nor_vllm_nor_kubernetes() -> None:
+    heavy = "('torch', 'vllm', 'transformers', 'huggingface_hub', 'kopf', 'kubernetes')"
+    code = f"import sys, kvist_cli.app; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ast.literal_eval(done.stdout) == []
+
+
+def test_an_agent_that_does_not_answer_is_named(unused_tcp_port: int) -> None:
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    done = CliRunner().invoke(app, ["stats", "--agent", url])
+    assert done.exit_code == 1
+    assert f"{url}/v1/kvist/stats does not answer" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["lookup", "--agent", "http://x"], "give either --tokens FILE or --key HEX"),
+        (["lookup", "--agent", "http://x", "--tokens", "/nope"], "--tokens /nope: must hold token ids"),
+        (["up", "-f", "/nope.yaml"], "/nope.yaml: cannot be read"),
+        (["up", "-f", "/nope.yaml", "--port-engine", "70000"], "ports.engine: 70000 is not valid"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(arguments: list[str], message: str) -> None:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+def test_options_survive_the_way_to_the_detached_supervisor() -> None:
+    given = flags(Options(ports=Ports(router=9000), restarts=3))
+    assert given[given.index("--port-router") + 1] == "9000"
+    assert given[given.index("--restarts") + 1] == "3"
+    assert "--run-dir" not in given
+    known = CliRunner().invoke(app, ["up", "--help"], env={"COLUMNS": "300"}).output
+    assert [flag for flag in given if flag.startswith("--") and flag not in known] == []
+
+
+def test_progress_is_a_line_an_event_where_there_is_no_terminal() -> None:
+    console = Console(width=100, force_terminal=False)
+    with console.capture() as shown, Progress(console) as progress:
+        progress.on_event(Event(EventKind.NOTE, "", "a remark"))
+        progress.on_event(Event(EventKind.READY, "engine-0", "", 1.25))
+    assert shown.get() == "a remark\nengine-0 ready (1.2 s)\n"
+
+
+def test_progress_on_a_terminal_keeps_the_last_state_of_every_program() -> None:
+    console = Console(width=100, force_terminal=True, color_system=None)
+    with console.capture() as shown, Progress(console) as progress:
+        progress.on_event(Event(EventKind.STARTING, "engine-0", "pid 1"))
+        progress.on_event(Event(EventKind.READY, "engine-0", "", 1.25))
+    last = shown.get().splitlines()[-1]
+    assert "engine-0" in last
+    assert "ready" in last

@@ -1,0 +1,105 @@
+"""model.name: a folder, the demo's model, or a Hugging Face name; and what is said when it is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvist_cli import models
+from kvist_cli.app import app
+from kvist_connector.errors import ConfigError
+
+
+def offline(folder: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "XDG_CACHE_HOME": str(folder),
+        "HF_HOME": str(folder / "hf"),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def model_folder(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_a_folder_is_itself(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m")
+    assert models.resolve(str(folder), None, os.environ) == folder
+
+
+def test_a_hugging_face_name_is_found_in_the_cache_without_network(tmp_path: Path) -> None:
+    base = tmp_path / "hf" / "hub" / "models--owner--tiny"
+    snapshot = model_folder(base / "snapshots" / "abc")
+    (base / "refs").mkdir()
+    (base / "refs" / "main").write_text("abc")
+    assert models.resolve("owner/tiny", None, offline(tmp_path)) == snapshot
+    assert models.resolve("owner/tiny", "abc", offline(tmp_path)) == snapshot
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("/nope/model", "there is no such folder; give an existing one"),
+        (".", "the folder has no config.json"),
+        ("owner/missing", "not in the Hugging Face cache and the hub cannot be reached"),
+        ("not a name!", "neither a folder nor a Hugging Face name"),
+    ],
+)
+def test_what_is_not_there_is_named_with_a_remedy(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        models.resolve(name, None, offline(tmp_path))
+    assert str(refused.value).startswith(f"spec.model.name: {name!r}: ")
+    assert message in str(refused.value)
+
+
+def test_without_the_demos_package_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="install the extra demo"):
+        models.demo_model(offline(tmp_path))
+
+
+def test_the_demos_model_is_not_converted_twice(smollm2: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    models.resolve(str(smollm2), None, offline(tmp_path), said.append)
+    assert said == []
+    config = json.loads((smollm2 / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+    assert "quantization_config" not in config
+
+
+@pytest.mark.engine
+def test_two_at_once_convert_the_demos_model_once_and_leave_no_part(tmp_path: Path) -> None:
+    said: list[str] = []
+    found: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(models.demo_model(offline(tmp_path), said.append)))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(600)
+    assert len(said) == 1
+    assert found[0] == found[1]
+    names = {path.name for path in found[0].iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names
+    assert [path.name for path in found[0].parent.iterdir() if path.is_dir()] == [found[0].name]
+
+
+def test_the_command_prints_the_folder_for_scripts(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m")
+    done = CliRunner().invoke(app, ["model", "path", str(folder), "--json"])
+    assert json.loads(done.output) == {"path": str(folder)}
