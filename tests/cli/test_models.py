@@ -36,12 +36,13 @@ def test_a_folder_is_itself(tmp_path: Path) -> None:
 
 
 def test_a_hugging_face_name_is_found_in_the_cache_without_network(tmp_path: Path) -> None:
+    commit = "0123456789abcdef" * 2 + "01234567"
     base = tmp_path / "hf" / "hub" / "models--owner--tiny"
-    snapshot = model_folder(base / "snapshots" / "abc")
+    snapshot = model_folder(base / "snapshots" / commit)
     (base / "refs").mkdir()
-    (base / "refs" / "main").write_text("abc")
+    (base / "refs" / "main").write_text(commit)
     assert models.resolve("owner/tiny", None, offline(tmp_path)) == snapshot
-    assert models.resolve("owner/tiny", "abc", offline(tmp_path)) == snapshot
+    assert models.resolve("owner/tiny", commit, offline(tmp_path)) == snapshot
 
 
 @pytest.mark.parametrize(

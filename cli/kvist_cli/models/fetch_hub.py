@@ -21,7 +21,7 @@ _IGNORED = ["*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.pth", "original/*", "onn
 
 def fetch(name: str, revision: str | None) -> dict[str, str]:
     """{"path": folder} or {"error": text}."""
-    what = f"{name!r}" if revision is None else f"{name!r} at revision {revision!r}"
+    what = "it" if revision is None else f"it, at revision {revision!r},"
     try:
         return {"path": snapshot_download(name, revision=revision, ignore_patterns=_IGNORED)}
     except HFValidationError:

@@ -65,7 +65,8 @@ class CacheCluster(Section):
     def served_name(self) -> str:
         """The name that clients send as `model`."""
         model = self.spec.model
-        return model.served_name or (Path(model.name).name if model.name[0] in "./~" else model.name)
+        folder = Path(model.name).name if model.name[0] in "./~" else ""
+        return model.served_name or folder or model.name
 
 
 def parse(data: Any) -> CacheCluster:
