@@ -163,6 +163,7 @@ class Controls:
 
     def _clear_memory(self) -> tuple[int, int, int]:
         core, removed, leased = self._core, 0, 0
+        core.memory.settle_fresh()
         for key in core.catalog.keys(Tier.MEMORY):
             chunk = core.catalog.resident(key)
             if chunk is not None and chunk.leases:

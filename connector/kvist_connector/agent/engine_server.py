@@ -37,6 +37,7 @@ class EngineServer:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(self._lock)
+            self._lock = -1
             raise ConfigError(f"socket: {self._path} is served by another agent: stop it first") from error
         except OSError as error:
             raise ConfigError(f"socket: {self._path} cannot be used: {error.strerror}") from error

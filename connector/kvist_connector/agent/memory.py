@@ -6,6 +6,7 @@ asks `allocate`, whoever has one ends with `commit`, `discard` or `quarantine`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from kvist_connector.agent.arena_file import ArenaFile
@@ -18,6 +19,9 @@ from kvist_connector.arena.headers import State
 from kvist_connector.protocol.engine import Geometry, Layout, SlotRef
 from kvist_connector.protocol.tiers import Tier
 
+# The newest chunks stay for a while whatever the policy thinks of them: a request that is still
+# being computed goes on from its last chunk, and a chunk without hits looks worthless to any policy.
+_FRESH_SHARE = 8
 # Generations start at epoch * 2**20: above all that an earlier agent can have given out.
 _EPOCH_SHIFT = 20
 
@@ -33,6 +37,7 @@ class MemoryTier:
         self._catalog = catalog
         self._clock = clock
         self._slots: SlotTable | None = None
+        self._fresh: deque[Chunk] = deque()  # each under one lease of ours
         self.geometry: Geometry | None = None
         self.layout: Layout | None = None
 
@@ -89,8 +94,14 @@ class MemoryTier:
         self._journal.rewrite(layout, ())
         self._arena.seal(self.geometry, layout.fingerprint, epoch)
 
+    def settle_fresh(self, keep: int = 0) -> None:
+        """Let all but the newest `keep` chunks compete for their place."""
+        while len(self._fresh) > keep:
+            self.unlease(self._fresh.popleft())
+
     def forget(self) -> None:
         """Drop every chunk; leased ones leave the catalog now and their slots with the last lease."""
+        self.settle_fresh()
         for key in self._catalog.keys(Tier.MEMORY):
             chunk = self._catalog.resident(key)
             if chunk is not None:
@@ -99,6 +110,9 @@ class MemoryTier:
     def allocate(self, count: int) -> list[SlotRef] | None:
         """All of `count` slots or None, evicting as needed."""
         refs = self.allocate_up_to(count)
+        while len(refs) < count and self._fresh:
+            self.settle_fresh(len(self._fresh) - 1)
+            refs += self.allocate_up_to(count - len(refs))
         if len(refs) == count:
             return refs
         for ref in refs:
@@ -131,6 +145,9 @@ class MemoryTier:
         slots.commit(ref, key, index)
         chunk = self._catalog.enter_memory(key, parent, index, self.chunk_bytes, ref, self._clock())
         chunk.tags = tags or chunk.tags
+        self.lease(chunk)
+        self._fresh.append(chunk)
+        self.settle_fresh(max(1, slots.size // _FRESH_SHARE))
         if self._journal.due(len(self._catalog)):
             self._journal.compact(self._entries())
         return chunk

@@ -73,6 +73,11 @@ class SlotTable:
                 yield SlotRef(slot, self._generation[slot]), self._headers.read(slot)
 
     @property
+    def size(self) -> int:
+        """Number of slots."""
+        return len(self._state)
+
+    @property
     def free_count(self) -> int:
         """Slots that `reserve` can give."""
         return len(self._free)

@@ -238,9 +238,16 @@ class FakeEngine:
         return taken
 
     async def store(self, keys: Sequence[bytes], start: int = 0, root: bytes = bytes(16)) -> None:
-        """Fill and commit chunks start.. of a chain whose keys are given from the first."""
+        """Fill and commit chunks start.. of a chain whose keys are given from the first, as grants allow."""
+        while start < len(keys):
+            self.granted += [ref for grant in self.scheduler.received(wire.Grant) for ref in grant.refs]
+            count = min(len(keys) - start, max(1, len(self.granted)))
+            self._commit(keys, start, await self.grant(count), root)
+            start += count
+
+    def _commit(self, keys: Sequence[bytes], start: int, refs: Sequence[wire.SlotRef], root: bytes) -> None:
         commits = []
-        for index, ref in zip(range(start, len(keys)), await self.grant(len(keys) - start), strict=True):
+        for index, ref in enumerate(refs, start):
             for worker in self.workers:
                 assert worker.fill(ref, content(keys[index], worker.rank, worker.slot_size))
             parent = keys[index - 1] if index else root
