@@ -1,12 +1,10 @@
-"""Fixtures of the router's tests: a model folder, engines, and a router in this process."""
+"""Fixtures of the router's tests: a router in this process, a client, waiting."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -17,15 +15,6 @@ from kvist_router.app import Running, build
 from kvist_router.settings import RouterSettings
 
 Router = Callable[..., Awaitable[Running]]
-
-
-@pytest.fixture
-def smollm2() -> Path:
-    """Folder of a small chat model."""
-    folder = os.environ.get("KVIST_TEST_MODEL")
-    if not folder:
-        pytest.skip("KVIST_TEST_MODEL is not set: give the folder of SmolLM2-135M-Instruct")
-    return Path(folder)
 
 
 @asynccontextmanager

@@ -31,14 +31,9 @@ many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCh
 
 
 @pytest.fixture(scope="module")
-def tokenizers(request: pytest.FixtureRequest) -> tuple[Any, ModelTokenizer]:
-    import os
-
-    folder = os.environ.get("KVIST_TEST_MODEL")
-    if not folder:
-        pytest.skip("KVIST_TEST_MODEL is not set: give the folder of SmolLM2-135M-Instruct")
+def tokenizers(smollm2: Path) -> tuple[Any, ModelTokenizer]:
     transformers = pytest.importorskip("transformers")
-    return transformers.AutoTokenizer.from_pretrained(folder), ModelTokenizer(Path(folder), 2**20, 2000)
+    return transformers.AutoTokenizer.from_pretrained(str(smollm2)), ModelTokenizer(smollm2, 2**20, 2000)
 
 
 def as_vllm(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

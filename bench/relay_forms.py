@@ -1,0 +1,92 @@
+"""Forms of the relay that bench.router compares, each served in a process of its own.
+
+    python -m bench.relay_forms passthrough|constant --port 9000 --engine http://127.0.0.1:9100
+
+passthrough  plain ASGI + aiohttp, engines in turn, nothing else: the limit
+constant     Kvist's relay, asking a mind that always answers the same
+(The router whole, with exact decisions, is `python -m kvist_router`.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from itertools import cycle
+
+import aiohttp
+import uvloop
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kvist_router.metrics import RelayMetrics
+from kvist_router.mind.interface import Decision, Metadata, Refusal, Report
+from kvist_router.relay.app import Relay
+from kvist_router.relay.upstream import Upstream, new_session
+from kvist_router.server import Servers, listen
+from kvist_router.settings import LimitSettings
+
+
+class PassThrough:
+    """The least that relays a streaming answer."""
+
+    def __init__(self, session: aiohttp.ClientSession, engines: list[str]) -> None:
+        self._session = session
+        self._engines = cycle(engines)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        pieces = []
+        more = True
+        while more:
+            message = await receive()
+            pieces.append(message.get("body", b""))
+            more = message.get("more_body", False)
+        url = next(self._engines) + scope["path"]
+        headers = {"content-type": "application/json"}
+        async with self._session.post(url, data=b"".join(pieces), headers=headers) as answer:
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": answer.status,
+                    "headers": [(b"content-type", answer.headers["content-type"].encode())],
+                }
+            )
+            async for piece in answer.content.iter_any():
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+class ConstantMind:
+    """Answers without looking."""
+
+    def __init__(self, engines: list[str]) -> None:
+        self._decisions = cycle(
+            Decision("0" * 32, f"r{number}", url, 0, 4000, True) for number, url in enumerate(engines)
+        )
+
+    async def decide(self, body: bytes, metadata: Metadata) -> Decision | Refusal:
+        """The next engine."""
+        return next(self._decisions)
+
+    async def report(self, request_id: str, report: Report) -> None:
+        """Nothing."""
+
+
+async def serve(form: str, port: int, engines: list[str]) -> None:
+    """Serve one form until a signal."""
+    limits = LimitSettings(drain_seconds=1)
+    async with new_session(limits) as session:
+        app: ASGIApp = PassThrough(session, engines)
+        if form == "constant":
+            metrics = RelayMetrics(CollectorRegistry())
+            app = Relay(ConstantMind(engines), Upstream(session, limits), limits, metrics, "x-tenant")
+        await Servers([(app, listen("127.0.0.1", port, "port"))], 1).run_until_signal()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("form", choices=["passthrough", "constant"])
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--engine", action="append", required=True)
+    given = parser.parse_args()
+    asyncio.Runner(loop_factory=uvloop.new_event_loop).run(serve(given.form, given.port, given.engine))
