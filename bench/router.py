@@ -45,7 +45,7 @@ CONNECTIONS, WORDS, ENGINES = 16, 4000, 2
 SECONDS = 3.0
 FINGERPRINT = b"bench" * 6
 CHAT = Metadata("chat")
-VOCABULARY = "the of and to in is that for it with as was on are be".split()
+VOCABULARY = [
     "the",
     "of",
     "and",
@@ -61,7 +61,7 @@ VOCABULARY = "the of and to in is that for it with as was on are be".split()
     "on",
     "are",
     "be",
-)
+]
 
 
 def run(options: harness.Options) -> harness.Result:
