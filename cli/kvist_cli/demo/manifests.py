@@ -20,8 +20,8 @@ TITLES: Final = {
 }
 REPLICAS: Final = 2
 # The longest prompt of the trace with its answer fits, two such do not.
-KV_SPACE: Final = "80Mi"
-MAX_MODEL_LEN: Final = 3584
+KV_SPACE: Final = "76Mi"
+MAX_MODEL_LEN: Final = 3328
 MEMORY: Final = "1Gi"
 DISK: Final = "4Gi"
 

@@ -53,10 +53,7 @@ class Screen:
     def event(self, event: Event) -> None:
         """A program of the cluster started, came up, ended. Called from the supervisor's thread."""
         if event.kind not in QUIET:
-            took = f" ({event.seconds:.0f} s)" if event.kind is EventKind.READY else ""
-            self.note(
-                f"  {event.program or 'cluster'} {event.kind.value}{took}: {event.message}".rstrip(": ")
-            )
+            self.note(event_line(event))
 
     def turn(self, mode: str, result: TurnResult) -> None:
         """A turn was answered."""
@@ -89,12 +86,26 @@ class Screen:
         self._live.update(table, refresh=True)
 
 
+def event_line(event: Event) -> str:
+    """An event as one line; what a program said last only where it is given up."""
+    took = f" ({event.seconds:.0f} s)" if event.kind is EventKind.READY else ""
+    message = event.message if event.kind is EventKind.FAILED else event.message.partition("; last lines")[0]
+    kind = "" if event.kind is EventKind.NOTE else f" {event.kind.value}{took}"
+    return f"  {event.program}{kind}: {message}".rstrip(": ")
+
+
 def turn_line(mode: str, turn: TurnResult) -> str:
     """A turn as plain text."""
     return (
         f"  {mode:<12} {turn.turn:<12} {turn.replica:<10} prompt {turn.prompt_tokens:>5,}"
-        f"  reused {reused_text(turn):<24} TTFT {seconds_text(turn.ttft)}"
-    )
+        f"  reused {reused_text(turn):<24} TTFT {seconds_text(turn.ttft):<7} {predicted_text(turn)}"
+    ).rstrip()
+
+
+def predicted_text(turn: TurnResult) -> str:
+    """What the router had expected, where that differs from what came."""
+    same = turn.predicted_tokens is None or turn.predicted_tokens == turn.hit_tokens
+    return "" if same else f"(predicted {turn.predicted_tokens:,})"
 
 
 def turns_table(trace: Trace, results: Results) -> Table:
