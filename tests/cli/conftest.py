@@ -33,6 +33,7 @@ class Stage:
 
     folder: Path
     events: list[Event] = field(default_factory=list)
+    listener: Callable[[Event], None] | None = None
     options: Options = field(
         default_factory=lambda: Options(backoff=0.01, restarts=2, stop_deadline=5.0, flush_deadline=5.0)
     )
@@ -72,9 +73,8 @@ class Stage:
         """Start them."""
         run_folder = RunFolder(self.folder)
         lock = claim(run_folder, "test", self.options, self.events.append)
-        return Cluster.run(
-            "test", "model", programs, run_folder, lock, self.options, os.environ, self.events.append
-        )
+        listener = self.listener or self.events.append
+        return Cluster.run("test", "model", programs, run_folder, lock, self.options, os.environ, listener)
 
 
 @pytest.fixture

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import psutil
 import pytest
 
-from kvist_cli.local import ClusterError, EventKind
+from kvist_cli.local import ClusterError, Event, EventKind
 from kvist_cli.local.cluster import claim
 from kvist_cli.local.state import Phase, RunFolder
 
@@ -78,6 +79,22 @@ def test_a_program_that_never_works_fails_the_start_with_its_last_words(stage: A
     assert str(stage.folder / "logs" / "engine-0.log") in str(failed.value)
     assert stage.journal[-1] == "agent-0 term"
     assert RunFolder(stage.folder).read() is None
+
+
+def test_a_program_that_cannot_be_executed_fails_the_start(stage: Any) -> None:
+    missing = replace(stage.program("engine-0"), argv=("/nope/python",))
+    with pytest.raises(ClusterError, match="engine-0 is failed: cannot be started"):
+        stage.run(missing)
+
+
+def test_a_listener_whose_terminal_is_gone_does_not_end_supervision(stage: Any) -> None:
+    def gone(_: Event) -> None:
+        raise BrokenPipeError
+
+    stage.listener = gone
+    with stage.run(stage.program("engine-0")) as cluster:
+        cluster.kill("engine-0")
+        cluster.wait_ready("engine-0", 30)
 
 
 def test_a_program_that_is_never_healthy_fails_after_its_deadline(stage: Any) -> None:

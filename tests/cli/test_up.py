@@ -19,7 +19,7 @@ import psutil
 import pytest
 import yaml
 
-HERE = Path(__file__).parent
+FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 PORTS = ("router", "router-admin", "engine", "agent", "kv-events", "kv-events-replay")
 ENGINES = 2
 
@@ -50,7 +50,7 @@ class Shell:
         package.mkdir(parents=True)
         for parent in (package, package.parent, package.parent.parent):
             (parent / "__init__.py").touch()
-        shutil.copy(HERE / "fake_engine.py", package / "api_server.py")
+        shutil.copy(FAKE_ENGINE, package / "api_server.py")
         self.folder = folder
         self.ports = free_ports()
         self.environment = {
@@ -76,6 +76,9 @@ class Shell:
             "spec": spec,
         }
         self.manifest.write_text(yaml.safe_dump(document))
+
+    def engine(self, code: str) -> None:
+        (self.folder / "path" / "vllm" / "entrypoints" / "openai" / "api_server.py").write_text(code)
 
     @property
     def up_command(self) -> list[str]:
@@ -257,13 +260,54 @@ def test_bad_input_is_one_message_and_exit_code_2(
 
 
 def test_a_broken_engine_is_shown_with_its_log_and_everything_else_ends(shell: Shell) -> None:
-    server = shell.folder / "path" / "vllm" / "entrypoints" / "openai" / "api_server.py"
-    server.write_text("raise SystemExit('engine cannot start: no such device')\n")
+    shell.engine("raise SystemExit('engine cannot start: no such device')")
     done = shell.up()
     assert done.returncode == 1
     assert "is failed: ended with exit code 1 before it was healthy" in done.stderr
     assert "engine cannot start: no such device" in done.stderr
     assert shell.programs() == []
+
+
+SLEEPER = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(600)
+"""
+
+
+def test_ctrl_c_during_the_start_ends_what_runs_already(shell: Shell) -> None:
+    shell.engine(SLEEPER)
+    with shell.start("--stop-deadline", "0.5") as up:
+        read_until(up, "engine-1 starting")
+        up.send_signal(signal.SIGINT)
+        output = up.stdout.read() if up.stdout is not None else ""
+        assert up.wait(60) == 130
+    assert "interrupted" in output
+    assert "Traceback" not in output
+    assert shell.programs() == []
+
+
+def test_a_second_ctrl_c_kills_what_will_not_end(shell: Shell) -> None:
+    deaf = "import signal\n\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nimport argparse"
+    shell.engine(FAKE_ENGINE.read_text().replace("import argparse", deaf, 1))
+    with shell.start("--stop-deadline", "300") as up:
+        read_until(up, "curl http://")
+        up.send_signal(signal.SIGINT)
+        read_until(up, "engine-1 stopping")
+        up.send_signal(signal.SIGINT)
+        rest = up.stdout.read() if up.stdout is not None else ""
+        assert up.wait(60) == 0, rest
+    assert shell.programs() == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [("--arena-dir", "is not a folder; /dev/shm is the usual one"), ("--run-dir", "cannot be used")],
+)
+def test_folders_that_cannot_be_used_are_named(shell: Shell, flag: str, message: str) -> None:
+    done = shell.up(flag, str(shell.manifest / "below-a-file"))
+    assert done.returncode == 2
+    assert f"error: {flag}: '{shell.manifest}/below-a-file' {message}" in done.stderr
 
 
 def test_check_starts_nothing_and_names_what_would_run(shell: Shell, smollm2: Path) -> None:

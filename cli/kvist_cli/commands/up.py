@@ -125,7 +125,8 @@ def _foreground(manifest: CacheCluster, options: Options) -> None:
         cluster = Cluster.up(manifest, options, progress.on_event)
         try:
             _ready(out, cluster, manifest, time.monotonic() - started)
-            signal.pause()
+            while True:
+                signal.pause()
         except KeyboardInterrupt:
             _down(cluster, out)
         finally:

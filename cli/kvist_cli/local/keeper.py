@@ -99,10 +99,11 @@ class Keeper:
         if self._child is not None and self._child.returncode is None:
             with suppress(ProcessLookupError):
                 self._child.terminate()
+        # wait() and not await: who stops waiting must not cancel the life itself.
         done, _ = await asyncio.wait([self._task], timeout=self._options.stop_deadline)
         if not done:
             self.kill_now()
-            await self._task
+            await asyncio.wait([self._task])
 
     async def kill(self) -> int:
         """SIGKILL to its whole session; returns the dead pid once the exit was noticed."""
@@ -127,7 +128,9 @@ class Keeper:
             self._failures += 1
             # What never worked is not tried again: a wrong flag stays wrong, and its message must be seen.
             if not self._worked or self._failures > self._options.restarts:
-                await self._set(Phase.FAILED, EventKind.FAILED, self.message)
+                await self._set(
+                    Phase.FAILED, EventKind.FAILED, f"given up after {self._failures} failures in a row"
+                )
                 return
             await self._back_off()
         await self._set(Phase.STOPPED, EventKind.STOPPED, "")
@@ -135,7 +138,11 @@ class Keeper:
     async def _once(self) -> None:
         """One process from start to end."""
         started = time.monotonic()
-        child = await self._spawn()
+        try:
+            child = await self._spawn()
+        except OSError as error:
+            await self._clean_up(f"cannot be started: {error}")
+            return
         exited = asyncio.create_task(child.wait())
         probe = asyncio.create_task(healthy(self.process.health_url))
         try:
@@ -187,7 +194,7 @@ class Keeper:
             await asyncio.to_thread(end_all, [identity], _ORPHAN_DEADLINE)
         if not self._stopping:
             self.message = f"{reason}; last lines of {self.process.log}:\n{log_tail(self.process)}"
-            await self._set(Phase.RESTARTING, EventKind.EXITED, self.message)
+            await self._set(Phase.RESTARTING, EventKind.EXITED, f"{reason}, log {self.process.log}")
 
     async def _back_off(self) -> None:
         pause = min(_LONGEST_BACKOFF, self._options.backoff * 2 ** (self._failures - 1))

@@ -46,6 +46,8 @@ def prepare(
     ignored = ignored_locally(cluster)
     if ignored:
         on_event(Event(EventKind.NOTE, "", f"ignored on one machine: {', '.join(ignored)}"))
+    if not options.arena_dir.is_dir():
+        raise ConfigError(f"--arena-dir: '{options.arena_dir}' is not a folder; /dev/shm is the usual one")
     cpu = on_cpu(cluster, environment)
     model = models.resolve(
         cluster.spec.model.name,

@@ -90,9 +90,12 @@ class RunFolder:
         (self.path / STATE_FILE).unlink(missing_ok=True)
 
     def lock(self) -> Lock | None:
-        """Become the supervisor of this folder; None when another one lives."""
-        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Become the supervisor of this folder; None while another lives, ConfigError when unusable."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fd = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"--run-dir: '{self.path}' cannot be used: {error.strerror}") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from kvist_cli.local.agents import flush_agents, remove_arena
-from kvist_cli.local.events import OnEvent
+from kvist_cli.local.events import Event, EventKind, OnEvent
 from kvist_cli.local.identity import Identity, identify
 from kvist_cli.local.keeper import ClusterError, Keeper
 from kvist_cli.local.options import Options
@@ -40,11 +41,11 @@ class Supervisor:
         self._model = model
         self._folder = folder
         self._options = options
-        self._emit = on_event
+        self._on_event = on_event
         self._own = _this_process()
         self._admin = next((p for p in processes if p.role is Role.ROUTER), None)
         self.keepers = {
-            process.name: Keeper(process, environment, options, on_event, self._write)
+            process.name: Keeper(process, environment, options, self._emit, self._write)
             for process in processes
         }
 
@@ -112,17 +113,24 @@ class Supervisor:
     async def _stop(self, roles: tuple[Role, ...]) -> None:
         await asyncio.gather(*(k.stop() for k in self.keepers.values() if k.process.role in roles))
 
+    def _emit(self, event: Event) -> None:
+        # A closed terminal or pipe at the listener's end is no reason to stop supervising.
+        with suppress(OSError):
+            self._on_event(event)
+
     def _write(self) -> None:
-        self._folder.write(
-            ClusterState(
-                version=VERSION,
-                name=self._name,
-                model=self._model,
-                supervisor=self._own,
-                programs=tuple(keeper.state() for keeper in self.keepers.values()),
-                admin_url=_admin_url(self._admin),
-            )
+        state = ClusterState(
+            version=VERSION,
+            name=self._name,
+            model=self._model,
+            supervisor=self._own,
+            programs=tuple(keeper.state() for keeper in self.keepers.values()),
+            admin_url=_admin_url(self._admin),
         )
+        try:
+            self._folder.write(state)
+        except OSError as error:
+            self._emit(Event(EventKind.NOTE, "", f"state cannot be written: {error}"))
 
 
 def _put_aside(log: Path) -> None:
