@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from kvist_cli.app import app
 from kvist_cli.commands.detach import flags
+from kvist_cli.commands.hits import hits
 from kvist_cli.local import Event, EventKind, Options, Ports
 from kvist_cli.progress import Progress
 
@@ -79,6 +80,28 @@ def test_options_survive_the_way_to_the_detached_supervisor() -> None:
     assert "--run-dir" not in given
     known = CliRunner().invoke(app, ["up", "--help"], env={"COLUMNS": "300"}).output
     assert [flag for flag in given if flag.startswith("--") and flag not in known] == []
+
+
+METRICS = """
+# TYPE kvist_router_recorded_requests counter
+kvist_router_recorded_requests_total 8.0
+# TYPE kvist_router_hit_requests counter
+kvist_router_hit_requests_total 6.0
+# TYPE kvist_router_recorded_prompt_tokens counter
+kvist_router_recorded_prompt_tokens_total 1000.0
+# TYPE kvist_router_hit_tokens counter
+kvist_router_hit_tokens_total{tier="memory"} 512.0
+kvist_router_hit_tokens_total{tier="gpu"} 128.0
+# TYPE kvist_router_saved_seconds counter
+kvist_router_saved_seconds_total 2.5
+"""
+
+
+def test_hits_are_three_figures() -> None:
+    found = hits(METRICS)
+    assert (found["requests"], found["tokens"], found["seconds_saved"]) == (0.75, 0.64, 2.5)
+    assert found["tokens_by_tier"] == {"memory": 512, "gpu": 128}
+    assert hits("")["requests"] is None
 
 
 def test_progress_is_a_line_an_event_where_there_is_no_terminal() -> None:

@@ -162,6 +162,12 @@ def test_up_serves_requests_and_ctrl_c_ends_every_child(shell: Shell) -> None:
         assert report["healthy"] is True
         assert [p["phase"] for p in report["programs"]] == ["ready"] * 5
         assert set(report["agents"]) == {"replica-0", "replica-1"}
+        assert {r["name"] for r in report["router"]["replicas"]} == {"replica-0", "replica-1"}
+        assert report["hits"]["recorded_requests"] == 0
+        shown = shell.call("status").stdout
+        assert "memory 0 chunks" in shown
+        assert "replica-1 healthy" in shown
+        assert "no requests recorded yet" in shown
         up.send_signal(signal.SIGINT)
         rest = up.stdout.read() if up.stdout is not None else ""
         assert up.wait(60) == 0, rest

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from kvist_cli import target
 from kvist_cli.asking import answers_ok, ask_all
+from kvist_cli.commands.hits import read_hits
 from kvist_cli.commands.options import AsJson, ClusterName, RunDir
 from kvist_cli.local.identity import alive
 from kvist_cli.local.state import ClusterState, Phase, ProgramState
@@ -61,6 +62,7 @@ def gather(state: ClusterState) -> dict[str, Any]:
         "programs": programs,
         "agents": ask_all("GET", agents),
         "router": ask_all("GET", router).get("router"),
+        "hits": read_hits(state.admin_url) if state.admin_url else None,
     }
 
 
@@ -97,6 +99,32 @@ def _show(report: dict[str, Any]) -> None:
     out.print(f"logs: {report['logs']}", markup=False)
     for replica, answer in report["agents"].items():
         out.print(f"{replica}: {tier_line(answer)}", markup=False)
+    out.print(f"router: {router_line(report['router'])}", markup=False)
+    out.print(f"hits since the router started: {hit_line(report['hits'])}", markup=False)
+
+
+def router_line(answer: dict[str, Any] | None) -> str:
+    """What the router sees of its replicas."""
+    if answer is None or set(answer) == {"error"}:
+        return str(answer["error"]) if answer else "none"
+    parts = [f"{answer['in_flight']} requests in flight"]
+    for replica in answer["replicas"]:
+        feed = "index live" if replica["feed"]["live"] else "no index"
+        health = "healthy" if replica["healthy"] else f"not healthy ({replica['problem']})"
+        parts.append(f"{replica['name']} {health}, {feed}")
+    return "; ".join(parts)
+
+
+def hit_line(hits: dict[str, Any] | None) -> str:
+    """The three figures."""
+    if hits is None or set(hits) == {"error"}:
+        return str(hits["error"]) if hits else "unknown"
+    if hits["requests"] is None:
+        return "no requests recorded yet"
+    return (
+        f"{100 * hits['requests']:.1f} % of requests, {100 * hits['tokens']:.1f} % of prompt tokens, "
+        f"{hits['seconds_saved']:.1f} s of prefill saved (estimated)"
+    )
 
 
 def tier_line(stats: dict[str, Any]) -> str:
