@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from kvist_connector.agent.busy import Busy
 from kvist_connector.agent.catalog import Catalog, Chunk
@@ -94,7 +95,9 @@ class LowerTier:
                 await asyncio.wait([deleting])
             size = sum(part.nbytes for part in parts) + HEADER_BYTES
             try:
-                if not await self._write(chunk, parts, fingerprint, size):
+                with self._parent_kept(chunk):
+                    written = await self._write(chunk, parts, fingerprint, size)
+                if not written:
                     return False
             except StorageFull as error:
                 self._count("write_refused", error)
@@ -124,6 +127,19 @@ class LowerTier:
         """Deletions end, the store is released."""
         await self.settled()
         await self._store.inner.close()
+
+    @contextmanager
+    def _parent_kept(self, chunk: Chunk) -> Iterator[None]:
+        """Making room for a chunk must not evict the one it continues."""
+        index = self._catalog.index(self.tier)
+        node = index.get(chunk.parent)
+        if node is not None:
+            index.block(chunk.parent)
+        try:
+            yield
+        finally:
+            if node is not None and index.get(chunk.parent) is node:
+                index.unblock(chunk.parent)
 
     async def _write(self, chunk: Chunk, parts: Sequence[memoryview], fingerprint: bytes, size: int) -> bool:
         if not await self._make_room(size):

@@ -49,7 +49,7 @@ class WriteBehind:
             return
         self._queue[key] = None
         while len(self._queue) > 1 and len(self._queue) * self._memory.chunk_bytes > self._limit:
-            del self._queue[min(self._queue, key=self._worth)]
+            del self._queue[self._least()]
             self.counts["dropped_pressure"] += 1
         self._done.clear()
         self._work.set()
@@ -78,24 +78,51 @@ class WriteBehind:
             self._done.set()
 
     async def _write(self, key: bytes) -> None:
-        chunk = self._catalog.resident(key)
-        if chunk is None or chunk.ref is None:
-            self.counts["dropped_evicted"] += 1
-            return
+        for tier, lower in self._lower.items():
+            chain = self._unwritten(key, tier)
+            if not chain:
+                self.counts["dropped_evicted"] += 1
+            for chunk in chain:
+                if not await self._store(chunk, tier, lower):
+                    break
+
+    def _unwritten(self, key: bytes, tier: Tier) -> list[Chunk]:
+        """The chunk and those before it that the tier lacks, first one first; none when a part is gone."""
+        chain: list[Chunk] = []
+        chunk = self._catalog.get(key)
+        while chunk is not None and tier not in chunk.below:
+            if chunk.ref is None:
+                return []
+            chain.append(chunk)
+            if chunk.index == 0:
+                break
+            chunk = self._catalog.get(chunk.parent)
+        return chain[::-1] if chunk is not None else []
+
+    async def _store(self, chunk: Chunk, tier: Tier, lower: LowerTier) -> bool:
+        if chunk.ref is None or self._catalog.resident(chunk.key) is not chunk:
+            return False
         self._memory.lease(chunk)
         try:
-            for tier, lower in self._lower.items():
-                if tier in chunk.below:
-                    continue
-                written = await lower.store(chunk, self._memory.views(chunk.ref))
-                self.counts["written" if written else "refused"] += 1
-                if written:
-                    self.counts[f"bytes_stored_{tier.label}"] += self._memory.chunk_bytes
+            written = await lower.store(chunk, self._memory.views(chunk.ref))
         finally:
             self._memory.unlease(chunk)
+        self.counts["written" if written else "refused"] += 1
+        if written:
+            self.counts[f"bytes_stored_{tier.label}"] += self._memory.chunk_bytes
+        return written
 
-    def _worth(self, key: bytes) -> tuple[float, int]:
-        chunk: Chunk | None = self._catalog.resident(key)
-        node = self._catalog.index(Tier.MEMORY).get(key)
-        # Of equal ones the deepest goes: nothing below it hangs on it.
-        return (node.priority, -chunk.index) if chunk is not None and node is not None else (-1.0, 0)
+    def _least(self) -> bytes:
+        """The least valuable chunk in the queue on which no other one in it hangs."""
+        chunks = [(key, self._catalog.resident(key)) for key in self._queue]
+        parents = {chunk.parent for _, chunk in chunks if chunk is not None}
+        return min((key for key, _ in chunks if key not in parents), key=self._worth)
+
+    def _worth(self, key: bytes) -> float:
+        chunk, node = self._catalog.resident(key), self._catalog.index(Tier.MEMORY).get(key)
+        if chunk is None or node is None:
+            return -1.0
+        parent = self._catalog.get(chunk.parent)
+        follows = chunk.parent in self._queue or chunk.parent == self._writing
+        # A chunk whose predecessor was dropped is worth nothing below: lookups stop before it.
+        return node.priority if chunk.index == 0 or follows or (parent is not None and parent.below) else -1.0

@@ -1,0 +1,213 @@
+"""Catalog and leases against a naive model; journal torn at any byte."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvist_connector.agent.catalog import Catalog
+from kvist_connector.agent.journal import Entry, Journal
+from kvist_connector.agent.leases import LeaseBook
+from kvist_connector.protocol.engine import SlotRef
+from kvist_connector.protocol.tiers import Tier
+from kvist_connector.testing.fake_engine import layout
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+class CatalogMachine(RuleBasedStateMachine):
+    """Places by key, leases by request, slots by hand; the feed's watcher as a second witness."""
+
+    @initialize(rule_name=st.sampled_from(["lru", "cost"]))
+    def start(self, rule_name):
+        self.catalog = Catalog(rule_name, [Tier.DISK])
+        self.seen = {Tier.MEMORY: set(), Tier.DISK: set()}
+        self.gone = []
+        self.catalog.on_change = self._changed
+        self.catalog.on_gone = self.gone.append
+        self.memory, self.disk = {}, set()
+        self.slot_of_dropped = {}
+        self.next_slot = 0
+        self.freed = set()
+        self.book = LeaseBook(self.catalog.lease, self._unlease)
+        self.leases = {}
+        self.clock = 0.0
+
+    def _changed(self, tier, name, added):
+        assert added != (name in self.seen[tier]), "the feed was told the same twice"
+        (self.seen[tier].add if added else self.seen[tier].discard)(name)
+
+    def _unlease(self, chunk):
+        ref = self.catalog.unlease(chunk)
+        if ref is not None:
+            self._free(ref)
+
+    def _free(self, ref):
+        assert ref not in self.freed, "a slot was given back twice"
+        assert ref not in [held for chain in self.leases.values() for held in chain], "freed under a lease"
+        self.freed.add(ref)
+
+    @rule(number=st.integers(1, 6))
+    def commit(self, number):
+        if number in self.memory:
+            return
+        self.clock += 1
+        self.next_slot += 1
+        ref = SlotRef(self.next_slot, 1)
+        self.catalog.enter_memory(key(number), key(number - 1), number - 1, 10, ref, self.clock)
+        self.memory[number] = ref
+
+    @rule(number=st.integers(1, 6))
+    def write(self, number):
+        self.catalog.enter_below(Tier.DISK, key(number), key(number - 1), number - 1, 12, self.clock)
+        self.disk.add(number)
+
+    @rule(number=st.integers(1, 6))
+    def lose_file(self, number):
+        self.catalog.leave_below(Tier.DISK, key(number))
+        self.disk.discard(number)
+
+    @precondition(lambda self: self.memory)
+    @rule(data=st.data())
+    def drop(self, data):
+        number = data.draw(st.sampled_from(sorted(self.memory)))
+        ref = self.catalog.leave_memory(self.catalog.resident(key(number)))
+        leased = any(self.memory[number] in chain for chain in self.leases.values())
+        assert (ref is None) == leased
+        del self.memory[number]
+        if ref is not None:
+            self._free(ref)
+
+    @rule(tier=st.sampled_from([Tier.MEMORY, Tier.DISK]))
+    def evict(self, tier):
+        victim = self.catalog.victim(tier)
+        held = set(self.memory) if tier == Tier.MEMORY else self.disk
+        leased = {
+            number
+            for number, ref in self.memory.items()
+            if tier == Tier.MEMORY and any(ref in chain for chain in self.leases.values())
+        }
+        leaves = {number for number in held if number + 1 not in held} - leased
+        assert (victim is None) == (not leaves)
+        if victim is None:
+            return
+        number = int.from_bytes(victim.key, "big")
+        assert number in leaves
+        if tier == Tier.MEMORY:
+            self._free(self.catalog.leave_memory(victim))
+            del self.memory[number]
+        else:
+            self.catalog.leave_below(Tier.DISK, victim.key)
+            self.disk.discard(number)
+
+    @precondition(lambda self: self.memory)
+    @rule(data=st.data(), request=st.sampled_from("abc"))
+    def lease(self, data, request):
+        numbers = data.draw(st.lists(st.sampled_from(sorted(self.memory)), max_size=3))
+        chunks = [self.catalog.resident(key(number)) for number in numbers]
+        assert self.book.take(request, chunks)
+        self.leases.setdefault(request, []).extend(self.memory[number] for number in numbers)
+
+    @rule(request=st.sampled_from("abcd"))
+    def release(self, request):
+        self.leases.pop(request, None)
+        self.book.release(request)
+
+    @rule()
+    def disconnect(self):
+        self.leases.clear()
+        self.book.release_all()
+        assert self.book.chunks == 0
+
+    @invariant()
+    def books_agree(self):
+        if not hasattr(self, "catalog"):
+            return
+        self.catalog.check_integrity()
+        assert {key(number) for number in self.memory} == self.seen[Tier.MEMORY]
+        assert {key(number) for number in self.disk} == self.seen[Tier.DISK]
+        assert len(self.catalog) == len(set(self.memory) | self.disk)
+        assert self.book.chunks == sum(len(chain) for chain in self.leases.values())
+
+
+TestCatalog = CatalogMachine.TestCase
+TestCatalog.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+def test_leases_are_bounded(monkeypatch):
+    from kvist_connector.agent import leases
+
+    monkeypatch.setattr(leases, "MAX_REQUESTS", 2)
+    book = LeaseBook(lambda chunk: None, lambda chunk: None)
+    assert book.take("a", [])
+    assert book.take("b", [])
+    assert not book.take("c", [])
+    assert book.take("a", [])
+
+
+def entry(number: int) -> Entry:
+    return Entry(SlotRef(number, number), key(number), key(number - 1), number, (f"tag{number}",))
+
+
+@given(cut=st.integers(0, 2000))
+@settings(deadline=None, max_examples=60)
+def test_a_journal_cut_anywhere_keeps_what_was_whole(tmp_path_factory, cut):
+    path = tmp_path_factory.mktemp("journal") / "arena"
+    journal = Journal(path)
+    journal.rewrite(layout(), [entry(1)])
+    whole = [(journal.path.stat().st_size, 1)]
+    for number in range(2, 8):
+        journal.append(entry(number))
+        whole.append((journal.path.stat().st_size, number))
+    journal.close()
+    data = journal.path.read_bytes()[:cut]
+    journal.path.write_bytes(data)
+    found, entries = Journal(path).read()
+    survived = [number for size, number in whole if size <= len(data)]
+    assert [item.index for item in entries.values()][: len(survived)] == list(range(1, len(survived) + 1))
+    assert len(entries) == len(survived)
+    if survived:
+        assert found == layout()
+        assert entries[key(survived[-1])] == entry(survived[-1])
+
+
+def test_a_flipped_byte_ends_the_journal_there(tmp_path):
+    journal = Journal(tmp_path / "arena")
+    journal.rewrite(layout(), [])
+    start = journal.path.stat().st_size
+    journal.append(entry(1))
+    journal.append(entry(2))
+    journal.close()
+    data = bytearray(journal.path.read_bytes())
+    data[start + 20] ^= 1
+    journal.path.write_bytes(data)
+    assert Journal(tmp_path / "arena").read() == (layout(), {})
+
+
+def test_compaction_keeps_the_living_and_is_one_step(tmp_path, monkeypatch):
+    journal = Journal(tmp_path / "arena")
+    journal.rewrite(layout(), [])
+    for number in range(1, 3000):
+        journal.append(entry(number))
+    assert journal.due(living=10)
+    import os
+
+    def crash(*arguments):
+        raise OSError("crash before the rename")
+
+    monkeypatch.setattr(os, "replace", crash)
+    with pytest.raises(OSError, match="crash"):
+        journal.compact([entry(1)])
+    monkeypatch.undo()
+    assert len(Journal(tmp_path / "arena").read()[1]) == 2999
+    journal.compact([entry(1), entry(2)])
+    assert not journal.due(living=2)
+    journal.append(entry(3))
+    journal.close()
+    assert sorted(item.index for item in Journal(tmp_path / "arena").read()[1].values()) == [1, 2, 3]
+
+
+def test_no_journal_is_an_empty_one(tmp_path):
+    assert Journal(tmp_path / "arena").read() == (None, {})

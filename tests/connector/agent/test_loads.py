@@ -1,0 +1,349 @@
+"""Bringing chunks in from disk: deadlines, faults, order, and what a request may not hold up.
+
+The agent's parts run in this process behind a real socket, over a store that fails or stalls
+when told to.
+"""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kvist_connector.agent.arena_file import ArenaFile
+from kvist_connector.agent.engine_server import EngineServer
+from kvist_connector.agent.parts import Opened, build
+from kvist_connector.agent.settings import AgentSettings
+from kvist_connector.agent.supervise import Supervisor
+from kvist_connector.errors import StorageFull, TierError
+from kvist_connector.protocol import engine as wire
+from kvist_connector.protocol.tiers import Tier
+from kvist_connector.testing.fake_engine import FakeEngine, prompt_keys
+from kvist_connector.tiers.disk import DiskStore
+from kvist_connector.tiers.envelope import EnvelopeStore
+from kvist_connector.tiers.faulty import FaultyStore
+
+DEADLINE = 20.0
+
+
+class Harness:
+    """An agent without its process."""
+
+    def __init__(self, parts, faulty, socket, supervisor):
+        self.parts = parts
+        self.faulty = faulty
+        self.socket = socket
+        self.supervisor = supervisor
+
+    async def clear_memory(self):
+        assert await self.parts.writebehind.flush(DEADLINE)
+        await self.parts.controls.clear({"tier": "memory"})
+
+    def reads(self):
+        return [key for operation, key in self.faulty.calls if operation == "get"]
+
+    def check(self):
+        self.parts.memory.check_integrity()
+        assert not self.supervisor.failed
+
+
+@pytest.fixture
+async def agent(tmp_path):
+    """Starts one; keyword arguments are settings."""
+    cleanup = []
+
+    async def begin(memory=1 << 20, lookup_deadline=DEADLINE, disk_size=10 << 20, **more):
+        threads = ThreadPoolExecutor(2)
+        faulty = FaultyStore(await DiskStore.open(tmp_path / "disk", disk_size, "none", threads))
+        settings = AgentSettings(
+            replica="r",
+            socket=tmp_path / "s",
+            arena=tmp_path / "arena",
+            memory=memory,
+            lookup_deadline=lookup_deadline,
+            disk={"path": tmp_path / "disk", "size": disk_size},
+            **more,
+        )
+        arena = ArenaFile.reserve(settings.arena, memory)
+        supervisor = Supervisor()
+        opened = Opened(arena, EnvelopeStore(faulty, threads))
+        parts = build(settings, opened, supervisor, 1, lambda: None)
+        supervisor.daemon("write-behind", parts.writebehind.run())
+        server = EngineServer(settings.socket, parts.session)
+        server.claim()
+        await server.start()
+        cleanup.append((faulty, supervisor, server, parts, threads))
+        return Harness(parts, faulty, settings.socket, supervisor)
+
+    yield begin
+    for faulty, supervisor, server, parts, threads in cleanup:
+        faulty.gate.set()
+        await server.close()
+        await supervisor.close()
+        parts.feed.close()
+        parts.members.close()
+        for lower in parts.lower.values():
+            await lower.close()
+        parts.memory.close()
+        threads.shutdown()
+
+
+def keys(chunks, first=0):
+    return prompt_keys(range(first, first + 8 * chunks))
+
+
+async def stocked(agent, chunks=6, **settings):
+    """An agent and an engine whose chunks are on disk only."""
+    harness = await agent(**settings)
+    engine = await FakeEngine.start(harness.socket)
+    await engine.store(keys(chunks))
+    await engine.lookup(keys(chunks))
+    await harness.clear_memory()
+    harness.faulty.calls.clear()
+    return harness, engine
+
+
+def ask(engine, chain, request="r"):
+    engine.scheduler.send(wire.Lookup(request=request, keys=b"".join(chain), tokens=8 * len(chain)))
+
+
+async def answer(engine, request="r", pending=False):
+    return await engine.scheduler.expect(
+        wire.Answer, lambda found: found.request == request and found.pending is pending
+    )
+
+
+async def test_pending_first_then_the_whole_hit(agent):
+    harness, engine = await stocked(agent)
+    ask(engine, keys(6))
+    first = await answer(engine, pending=True)
+    assert (first.refs, first.known) == ((), 6)
+    last = await answer(engine)
+    assert last.tiers == bytes([Tier.DISK] * 6)
+    assert engine.holds(keys(6), last)
+    harness.check()
+    await engine.stop()
+
+
+async def test_equal_requests_read_each_chunk_once(agent):
+    harness, engine = await stocked(agent)
+    harness.faulty.gate.clear()
+    for request in ("a", "b", "c"):
+        ask(engine, keys(6), request)
+        await answer(engine, request, pending=True)
+    harness.faulty.gate.set()
+    for request in ("a", "b", "c"):
+        assert len((await answer(engine, request)).refs) == 6
+    assert sorted(harness.reads()) == sorted(keys(6))
+    assert sum(session.leases.chunks for session in harness.parts.core.schedulers) == 18
+    harness.check()
+    await engine.stop()
+
+
+async def test_the_deadline_answers_with_what_is_resident(agent):
+    harness, engine = await stocked(agent, lookup_deadline=0.05)
+    await engine.store(keys(2))
+    await engine.lookup(keys(2))
+    harness.faulty.gate.clear()
+    ask(engine, keys(6))
+    assert len((await answer(engine, pending=True)).refs) == 2
+    late = await answer(engine)
+    assert len(late.refs) == 2
+    assert late.known == 6
+    harness.faulty.gate.set()
+    assert harness.parts.loader.counts["loads_late"] == 1
+    harness.check()
+    await engine.stop()
+
+
+async def test_a_released_request_leaves_no_lease_and_its_reads_are_not_wasted(agent):
+    harness, engine = await stocked(agent)
+    harness.faulty.gate.clear()
+    ask(engine, keys(6))
+    await answer(engine, pending=True)
+    engine.scheduler.send(wire.Step(releases=("r",)))
+    ask(engine, keys(6), "next")
+    await answer(engine, "next", pending=True)
+    harness.faulty.gate.set()
+    assert len((await answer(engine, "next")).refs) == 6
+    assert len(harness.reads()) == 6
+    assert sum(session.leases.chunks for session in harness.parts.core.schedulers) == 6
+    assert not engine.scheduler.received(wire.Answer)
+    harness.check()
+    await engine.stop()
+
+
+async def test_a_failing_tier_is_a_miss_and_stays_known(agent):
+    harness, engine = await stocked(agent)
+    broken = keys(6)[3]
+    harness.faulty.plan = lambda operation, key: TierError("broken") if key == broken else None
+    ask(engine, keys(6))
+    found = await answer(engine)
+    assert len(found.refs) == 3
+    assert found.known == 6
+    harness.faulty.plan = lambda operation, key: None
+    ask(engine, keys(6), "again")
+    assert len((await answer(engine, "again")).refs) == 6
+    assert harness.parts.lower[Tier.DISK].counts["read_failed"] == 1
+    harness.check()
+    await engine.stop()
+
+
+async def test_a_file_that_vanished_is_forgotten(agent, tmp_path):
+    harness, engine = await stocked(agent)
+    next((tmp_path / "disk").glob(f"??/{keys(6)[3].hex()}.kvist")).unlink()
+    ask(engine, keys(6))
+    assert len((await answer(engine)).refs) == 3
+    assert harness.parts.catalog.get(keys(6)[3]) is None
+    harness.check()
+    await engine.stop()
+
+
+async def test_recomputing_is_chosen_when_it_is_faster(agent):
+    harness, engine = await stocked(agent)
+    fast = wire.EngineLoad(prefill_seconds_per_token=1e-12)
+    engine.scheduler.send(wire.Step(load=fast))
+    ask(engine, keys(6))
+    found = await answer(engine)
+    assert (found.refs, found.known, found.pending) == ((), 6, False)
+    assert not harness.reads()
+    await engine.stop()
+
+
+async def test_a_load_larger_than_its_share_takes_what_fits(agent):
+    # 63 slots: at most 31 for loads.
+    harness, engine = await stocked(agent, chunks=40)
+    ask(engine, keys(40))
+    found = await answer(engine)
+    assert len(found.refs) == 31
+    assert engine.holds(keys(31), found)
+    harness.check()
+    await engine.stop()
+
+
+async def test_waiting_loads_are_served_in_order_when_room_comes(agent):
+    harness, engine = await stocked(agent, chunks=30)
+    other = keys(30, first=10_000)
+    await engine.store(other)
+    await engine.lookup(other)
+    await harness.clear_memory()
+    harness.faulty.gate.clear()
+    ask(engine, keys(30), "first")
+    await answer(engine, "first", pending=True)
+    ask(engine, other, "second")
+    await answer(engine, "second", pending=True)
+    assert not set(harness.reads()) & set(other)
+    harness.faulty.gate.set()
+    assert len((await answer(engine, "first")).refs) == 30
+    engine.scheduler.send(wire.Step(releases=("first",)))
+    assert len((await answer(engine, "second")).refs) == 30
+    harness.check()
+    await engine.stop()
+
+
+async def test_a_commit_during_the_load_of_its_key_is_a_duplicate(agent):
+    harness, engine = await stocked(agent, chunks=1)
+    harness.faulty.gate.clear()
+    ask(engine, keys(1))
+    await answer(engine, pending=True)
+    await engine.store(keys(1))
+    harness.faulty.gate.set()
+    found = await answer(engine)
+    assert engine.holds(keys(1), found)
+    assert harness.parts.core.counts["commits_duplicate"] == 1
+    harness.check()
+    await engine.stop()
+
+
+async def test_disconnect_in_mid_load_frees_everything(agent):
+    harness, engine = await stocked(agent)
+    harness.faulty.gate.clear()
+    ask(engine, keys(6))
+    await answer(engine, pending=True)
+    await engine.stop()
+    harness.faulty.gate.set()
+    second = await FakeEngine.start(harness.socket)
+    found = await second.lookup(keys(6))
+    assert second.holds(keys(6), found)
+    assert len(found.refs) == 6
+    assert harness.parts.loader.pending == 0
+    harness.check()
+    await second.stop()
+
+
+async def test_write_behind_drops_the_least_valuable_under_pressure_and_blocks_nobody(agent):
+    harness = await agent()
+    harness.parts.writebehind._limit = 4 * 16384
+    engine = await FakeEngine.start(harness.socket)
+    harness.faulty.gate.clear()
+    await engine.store(keys(12))
+    assert len((await engine.lookup(keys(12))).refs) == 12
+    assert harness.parts.writebehind.pending_chunks <= 5
+    harness.faulty.gate.set()
+    assert await harness.parts.writebehind.flush(DEADLINE)
+    counts = harness.parts.writebehind.counts
+    assert counts["written"] + counts["dropped_pressure"] == 12
+    on_disk = [chunk for chunk in keys(12) if Tier.DISK in harness.parts.catalog.get(chunk).below]
+    assert 0 < len(on_disk) < 12
+    assert on_disk == keys(12)[: len(on_disk)], "a chunk was kept for the disk and its parent was not"
+    # The next chunk of the chain brings its ancestors along.
+    await engine.store(keys(13), start=12)
+    await engine.lookup(keys(13))
+    assert await harness.parts.writebehind.flush(DEADLINE)
+    assert all(Tier.DISK in harness.parts.catalog.get(chunk).below for chunk in keys(13))
+    harness.check()
+    await engine.stop()
+
+
+async def test_a_full_disk_tier_evicts_leaves_first(agent):
+    # Room for five chunks of 20 KiB.
+    harness = await agent(disk_size=5 * 20480)
+    engine = await FakeEngine.start(harness.socket)
+    await engine.store(keys(4))
+    await engine.store(keys(4, first=1000))
+    await engine.lookup(keys(4, first=1000))
+    assert await harness.parts.writebehind.flush(DEADLINE)
+    disk = harness.parts.catalog.index(Tier.DISK)
+    assert disk.bytes <= 5 * 20480
+    for chain in (keys(4), keys(4, first=1000)):
+        held = [chunk in disk for chunk in chain]
+        assert held == sorted(held, reverse=True), "a parent left before its child"
+    harness.check()
+    await engine.stop()
+
+
+async def test_a_full_file_system_is_counted_and_the_chunk_stays_in_memory(agent):
+    harness = await agent()
+    engine = await FakeEngine.start(harness.socket)
+    harness.faulty.plan = lambda operation, key: StorageFull("full") if operation == "put" else None
+    await engine.store(keys(2))
+    await engine.lookup(keys(2))
+    assert await harness.parts.writebehind.flush(DEADLINE)
+    assert harness.parts.lower[Tier.DISK].counts["write_refused"] == 2
+    assert len((await engine.lookup(keys(2))).refs) == 2
+    harness.check()
+    await engine.stop()
+
+
+async def test_flush_gives_up_at_its_deadline(agent):
+    harness = await agent()
+    engine = await FakeEngine.start(harness.socket)
+    harness.faulty.gate.clear()
+    await engine.store(keys(2))
+    await engine.lookup(keys(2))
+    assert not await harness.parts.writebehind.flush(0.01)
+    answered = await harness.parts.controls.flush({"deadline": 0.01})
+    assert answered["pending_chunks"] == 2
+    harness.faulty.gate.set()
+    await engine.stop()
+
+
+async def test_a_dead_background_task_is_fatal(agent):
+    harness = await agent()
+
+    async def dies():
+        raise RuntimeError("boom")
+
+    harness.supervisor.daemon("doomed", dies())
+    async with asyncio.timeout(DEADLINE):
+        await harness.supervisor.stopping.wait()
+    assert "doomed died: RuntimeError: boom" in harness.supervisor.failed
