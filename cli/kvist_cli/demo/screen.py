@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -21,7 +22,10 @@ from kvist_cli.demo.trace import Trace
 from kvist_cli.local import Event, EventKind
 
 GOOD_SHARE, SOME_SHARE = 0.75, 0.25
-PLAIN_WIDTH = 120
+PLAIN_WIDTH = 132
+TABLE_TITLE = "Tokens reused and time to first token, turn by turn (replica: tokens from tier)"
+LEGEND = "replica: tokens reused, from g the engine's own KV, m memory, d disk"
+SHORT_TITLES = {"round_robin": "vLLM", "routing": "routing", "kvist": "Kvist"}
 QUIET = {EventKind.STARTING, EventKind.STOPPING, EventKind.STOPPED}
 
 Results = Mapping[str, Mapping[str, TurnResult]]
@@ -72,14 +76,14 @@ class Screen:
     def show_turns(self) -> None:
         """The whole table, where it was not live."""
         if not self.console.is_terminal:
-            self.console.print(turns_table(self._trace, self._results))
+            self.console.print(turns_table(self._trace, self._results, self.console.width))
 
     def show_summary(self, document: Mapping[str, Any]) -> None:
         """The figures at the end."""
         self.console.print(summary_table(document))
 
     def _refresh(self) -> None:
-        table = turns_table(self._trace, self._results)
+        table = turns_table(self._trace, self._results, self.console.width)
         if self._live is None:
             self._live = Live(table, console=self.console, auto_refresh=False, vertical_overflow="visible")
             self._live.start()
@@ -108,28 +112,32 @@ def predicted_text(turn: TurnResult) -> str:
     return "" if same else f"(predicted {turn.predicted_tokens:,})"
 
 
-def turns_table(trace: Trace, results: Results) -> Table:
+def turns_table(trace: Trace, results: Results, width: int = PLAIN_WIDTH) -> Table:
     """Turn by turn what each mode reused, from where, and how long the first token took."""
-    table = Table(title="Tokens reused and time to first token, turn by turn", title_justify="left")
-    for column in ("turn", "prompt"):
-        table.add_column(column, justify="left" if column == "turn" else "right", no_wrap=True)
+    narrow = width < PLAIN_WIDTH
+    table = Table(title=TABLE_TITLE, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.caption = LEGEND if narrow else None
+    table.add_column("turn", no_wrap=True)
+    table.add_column("prompt", justify="right", no_wrap=True)
     for mode in MODES:
-        table.add_column(TITLES[mode], no_wrap=True)
+        table.add_column(SHORT_TITLES[mode] if narrow else TITLES[mode], no_wrap=True)
         table.add_column("TTFT", justify="right", no_wrap=True)
     for turn in trace.turns:
         found = {mode: results[mode].get(turn.name) for mode in MODES}
         prompt = next((f"{result.prompt_tokens:,}" for result in found.values() if result), "")
-        cells = [cell for mode in MODES for cell in _cells(found[mode])]
+        cells = [cell for mode in MODES for cell in _cells(found[mode], narrow=narrow)]
         table.add_row(turn.name, prompt, *cells)
     return table
 
 
-def _cells(turn: TurnResult | None) -> tuple[Text, Text]:
+def _cells(turn: TurnResult | None, *, narrow: bool) -> tuple[Text, Text]:
     if turn is None:
         return Text(""), Text("")
     style = _style(turn.hit_tokens / max(1, turn.prompt_tokens))
     where = turn.replica.rsplit("-", 1)[-1]
-    return Text(f"{where}: {reused_text(turn)}", style=style), Text(seconds_text(turn.ttft), style=style)
+    letters = "".join(tier[0] for tier, tokens in turn.hits.items() if tokens)
+    reused = f"{where}: {turn.hit_tokens:,} {letters}" if narrow else f"{where}: {reused_text(turn)}"
+    return Text(reused, style=style), Text(seconds_text(turn.ttft), style=style)
 
 
 def _style(share: float) -> str:
@@ -149,7 +157,7 @@ def seconds_text(seconds: float) -> str:
 
 def summary_table(document: Mapping[str, Any]) -> Table:
     """The same figures as the JSON file, one column a mode."""
-    table = Table(title="Figures", title_justify="left")
+    table = Table(title="Figures", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("", no_wrap=True)
     for mode in MODES:
         table.add_column(TITLES[mode], justify="right", no_wrap=True)

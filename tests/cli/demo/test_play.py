@@ -13,6 +13,7 @@ from rich.console import Console
 from kvist_cli import models
 from kvist_cli.demo import manifests, report, trace
 from kvist_cli.demo.errors import DemoError
+from kvist_cli.demo.figures import TurnResult
 from kvist_cli.demo.play import Demo
 from kvist_cli.demo.screen import Screen
 
@@ -116,4 +117,20 @@ def test_the_figures_are_printed_for_every_mode(demo: Demo) -> None:
     text = printed(demo)
     for label in ("requests hit", "TTFT warm p95", "ITL p50", "throughput", "loaded, disk"):
         assert label in text
-    assert max(len(line) for line in text.splitlines() if "│" in line) <= 120
+    assert "…" not in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 132, 200])
+def test_the_live_table_fits_the_terminal_without_losing_a_figure(demo: Demo, width: int) -> None:
+    stream = io.StringIO()
+    screen = Screen(demo.trace, Console(file=stream, width=width, force_terminal=True, no_color=True))
+    with screen:
+        for turn in demo.trace.turns:
+            hits = {"gpu": 1824, "memory": 1024}
+            result = TurnResult(turn.name, "replica-1", turn.warm, 3000, 48, 2848, hits, 10.25, ())
+            for mode in manifests.MODES:
+                screen.turn(mode, result)
+    last = stream.getvalue().split("Tokens reused")[-1]
+    assert "…" not in last
+    assert all(turn.name in last for turn in demo.trace.turns)
+    assert last.count("10.25 s") == 3 * len(demo.trace.turns)
