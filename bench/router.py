@@ -25,6 +25,7 @@ from kvist_connector.keys import root_key
 from kvist_connector.protocol.feed import FEED_VERSION, Opening, Snapshot
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.settings import validate
+from kvist_router.app import settle_memory
 from kvist_router.metrics import MindMetrics
 from kvist_router.mind.interface import Decision, Metadata, Report
 from kvist_router.mind.mind import LocalMind
@@ -45,23 +46,7 @@ CONNECTIONS, WORDS, ENGINES = 16, 4000, 2
 SECONDS = 3.0
 FINGERPRINT = b"bench" * 6
 CHAT = Metadata("chat")
-VOCABULARY = [
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "is",
-    "that",
-    "for",
-    "it",
-    "with",
-    "as",
-    "was",
-    "on",
-    "are",
-    "be",
-]
+VOCABULARY = ["the", "of", "and", "to", "in", "is", "that", "for", "it", "with", "as", "was", "on", "are"]
 
 
 def run(options: harness.Options) -> harness.Result:
@@ -136,6 +121,7 @@ async def _decisions(folder: Path, rounds: int) -> tuple[float, float, int]:
         mind = LocalMind(settings, policy("kvist"), source, metrics)
         bodies = [chat_body(seed, PROMPT_TOKENS - 60) for seed in range(PROMPTS)]
         await _fill(mind, settings, tokenizer, bodies)
+        settle_memory()  # as in service
         times, tokens = [], 0
         for index in range(rounds + PROMPTS):
             begin = time.perf_counter()

@@ -38,6 +38,7 @@ from kvist_router.mind.mind import LocalMind
 from kvist_router.mind.policies import policy
 from kvist_router.mind.prompts import PromptSource
 from kvist_router.mind.supervise import supervised
+from kvist_router.mind.verify import Verifier
 from kvist_router.relay.app import Relay
 from kvist_router.relay.upstream import Upstream, new_session
 from kvist_router.server import Servers, listen
@@ -159,11 +160,15 @@ async def build(settings: RouterSettings) -> AsyncIterator[Running]:
 async def _serve(settings: RouterSettings) -> None:
     async with build(settings) as running:
         _log.info("listening on %s, admin on %s", running.url, running.admin_url)
-        # What lives as long as the process is not worth scanning on every collection.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(50_000, 20, 50)
+        settle_memory()
         await running.servers.run_until_signal()
+
+
+def settle_memory() -> None:
+    """What lives as long as the process is not worth scanning on every collection: pauses hit p99."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def _url(listener: socket.socket) -> str:
@@ -183,12 +188,14 @@ async def _mind(
             ModelTokenizer, model.path, tokens.cache_bytes, tokens.inline_characters
         )
     remote = RemoteTokenizer(session, tokens.remote_seconds)
-    source = PromptSource(local, remote, metrics, verify=False)
+    source = PromptSource(local, remote, metrics, verify=model.verify_cases > 0)
     mind = LocalMind(settings, policy(settings.policy), source, metrics, _secret(settings.tenant.secret_file))
     reader = FeedReader(
         session, settings.name, settings.index.silent_seconds, mind.feed_message, time.monotonic, Random()
     )
     fleet = Fleet(mind, settings.index, reader, HealthChecker(session, settings.health), metrics)
+
+    verifier = Verifier(mind.replicas, source, remote, model.verify_cases)
 
     async def discover() -> None:
         file = settings.replicas_file
@@ -197,10 +204,14 @@ async def _mind(
             await fleet.apply(replicas)
         await asyncio.Event().wait()  # a static list never changes
 
-    discovery = asyncio.create_task(supervised("discovery", discover, metrics))
+    loops = [("discovery", discover)]
+    if local is not None and model.verify_cases:
+        loops.append(("verify", verifier.run))
+    tasks = [asyncio.create_task(supervised(name, loop, metrics)) for name, loop in loops]
     try:
         yield mind
     finally:
-        discovery.cancel()
-        await asyncio.gather(discovery, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await fleet.close()

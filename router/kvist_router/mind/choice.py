@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
+import msgspec
+
 from kvist_router.mind.cost import Cost
 
 TIE_RATIO = 0.05  # costs within 5 % ...
 TIE_SECONDS = 0.005  # ... or 5 ms of the least are equal
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """A replica that could take the request."""
 
     name: str
@@ -44,9 +45,10 @@ class Policy(Protocol):
 
 def tie_band(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates whose predicted TTFT counts as equal to the least."""
-    least = min(candidate.cost.total for candidate in candidates)
+    totals = [candidate.cost.total for candidate in candidates]
+    least = min(totals)
     limit = least + max(TIE_RATIO * least, TIE_SECONDS)
-    return [candidate for candidate in candidates if candidate.cost.total <= limit]
+    return [candidate for candidate, total in zip(candidates, totals, strict=True) if total <= limit]
 
 
 def least_outstanding(candidates: Sequence[Candidate], random: Random) -> Candidate:

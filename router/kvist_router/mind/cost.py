@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from kvist_connector.planner import PrefillModel, TierPrice, plan_load
 from kvist_connector.protocol.tiers import Tier
 from kvist_router.mind.mirror import Hit
@@ -45,8 +47,7 @@ class Speeds:
         return self.prices.get(tier) or PRIOR_PRICES[tier]
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(msgspec.Struct, frozen=True, gc=False):
     """What a replica would reuse of one prompt."""
 
     hit: Hit
@@ -55,8 +56,7 @@ class Match:
     pending_ready: float = 0.0  # seconds from now until they are ready
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(msgspec.Struct, frozen=True, gc=False):
     """Seconds of each part, and the tokens that will not be computed."""
 
     queue: float

@@ -74,6 +74,6 @@ class HealthChecker:
             if answer.status != 200:
                 raise msgspec.ValidationError(f"status {answer.status}")
             models: dict[str, ServedModel] = read_models(await answer.read())
-        if replica.models and not replica.healthy:
-            replica.restarted()
+        if not replica.healthy:
+            replica.started()
         replica.models = models

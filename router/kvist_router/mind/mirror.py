@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from itertools import repeat
+
+import msgspec
 
 from kvist_connector.keys import split_keys
 from kvist_connector.protocol import feed
@@ -19,13 +21,12 @@ from kvist_connector.protocol.tiers import Tier
 from kvist_router.errors import FeedError
 
 GPU_BIT = 1 << Tier.GPU
-_STORED = 0xFF & ~GPU_BIT
-# Best tier of the stored bits of a mask, indexed by the mask.
-_BEST = tuple(next((tier for tier in range(1, 8) if mask & (1 << tier)), -1) for mask in range(256))
+# For bytes.translate: mask -> 1 when the GPU holds the key; mask -> best stored tier, 0 when there is none.
+_ON_GPU = bytes(mask & GPU_BIT for mask in range(256))
+_BEST = bytes(next((tier for tier in range(1, 8) if mask & (1 << tier)), 0) for mask in range(256))
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(msgspec.Struct, frozen=True, gc=False):
     """What a replica holds of a prompt, from its start."""
 
     gpu_chunks: int
@@ -103,23 +104,13 @@ class Mirror:
     def hit(self, keys: Sequence[bytes]) -> Hit:
         """Leading chunks of a prompt that the replica holds."""
         get = self._tiers.get
-        masks = []
-        for key in keys:
-            mask = get(key, 0)
-            if not mask:
-                break
-            masks.append(mask)
-        gpu = 0
-        for mask in masks:
-            if not mask & GPU_BIT:
-                break
-            gpu += 1
-        stored = bytearray()
-        for mask in masks:
-            if not mask & _STORED:
-                break
-            stored.append(_BEST[mask])
-        return Hit(gpu, bytes(stored))
+        if not keys or keys[0] not in self._tiers:
+            return NO_HIT
+        masks = bytes(map(get, keys, repeat(0)))  # loops in C: this runs for every replica of every request
+        gpu = masks.translate(_ON_GPU).find(0)
+        stored = masks.translate(_BEST)
+        end = stored.find(0)
+        return Hit(gpu if gpu >= 0 else len(masks), stored[:end] if end >= 0 else stored)
 
     def tail_blocks(self, keys: Iterable[bytes]) -> int:
         """How many of the block prefixes (shortest first) are on the GPU."""

@@ -16,6 +16,7 @@ from kvist_router.tokens.remote import RemoteTokenizer
 from kvist_router.tokens.request import MAX_PROMPTS, Request
 from kvist_router.tokens.tokenizer import ModelTokenizer
 
+NOT_VERIFIED = "not verified yet"
 MAX_REMOTE_PROMPTS = 4  # of one body that are sent to /tokenize; the others count as cold
 
 
@@ -36,7 +37,7 @@ class PromptSource:
         self._local = local
         self._remote = remote
         self._metrics = metrics
-        self._problem = "not verified yet" if verify and local is not None else ""
+        self._problem = NOT_VERIFIED if verify else ""
 
     @property
     def local(self) -> ModelTokenizer | None:
@@ -45,12 +46,12 @@ class PromptSource:
 
     @property
     def problem(self) -> str:
-        """Why chat prompts are not rendered here; empty when they are."""
+        """Why prompts are not tokenized here; empty when they are."""
         return "no model.path" if self._local is None else self._problem
 
     def trust(self) -> None:
-        """The differential cases agreed."""
-        if self._problem == "not verified yet":
+        """The differential cases agreed. What an engine disproved before stays disproved."""
+        if self._problem == NOT_VERIFIED:
             self._problem = ""
 
     def distrust(self, problem: str) -> None:
@@ -70,11 +71,16 @@ class PromptSource:
             return await self._texts(request, prompt[:MAX_PROMPTS], url)
         return _ids(prompt if isinstance(prompt[0], list) else [prompt])
 
+    def _trusted(self) -> ModelTokenizer:
+        if self._local is None:
+            raise NotExact("no model.path")
+        if self._problem:
+            raise NotExact("not verified" if self._problem == NOT_VERIFIED else "disproved")
+        return self._local
+
     async def _chat(self, request: Request, url: str) -> Prompts:
         try:
-            if self._local is None or self._problem:
-                raise NotExact("no model.path" if self._local is None else "not trusted")
-            return Prompts((await self._local.chat(request.fields),), "local")
+            return Prompts((await self._trusted().chat(request.fields),), "local")
         except NotExact as reason:
             self._metrics.remote_tokenize(str(reason))
         packed = await self._remote.chat(url, request.fields)
@@ -83,9 +89,10 @@ class PromptSource:
     async def _texts(self, request: Request, texts: list[str], url: str) -> Prompts:
         special = request.fields.get("add_special_tokens", True)
         try:
-            if self._local is None or special is not True or request.fields.get("truncate_prompt_tokens"):
-                raise NotExact("no model.path" if self._local is None else "special tokens")
-            return Prompts(tuple([await self._local.text(text) for text in texts]), "local")
+            local = self._trusted()
+            if special is not True or request.fields.get("truncate_prompt_tokens") is not None:
+                raise NotExact("special tokens")
+            return Prompts(tuple([await local.text(text) for text in texts]), "local")
         except NotExact as reason:
             self._metrics.remote_tokenize(str(reason))
         answers = [

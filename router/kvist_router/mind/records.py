@@ -13,7 +13,7 @@ from kvist_connector.protocol.engine import RequestRecord
 from kvist_connector.protocol.tiers import Tier
 
 
-class Considered(msgspec.Struct, frozen=True):
+class Considered(msgspec.Struct, frozen=True, gc=False):
     """One replica's predicted cost: seconds of each part, and tokens reused."""
 
     replica: str

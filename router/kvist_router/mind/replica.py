@@ -37,6 +37,7 @@ class Replica:
         self.healthy = False
         self.problem = "not checked yet"
         self.models: dict[str, ServedModel] = {}
+        self.starts = 0  # how often the engine came up
         self.mirror = Mirror(index.max_keys)
         self.approximate = ApproximateIndex(index.unmanaged_kv_tokens // CHUNK_TOKENS)
         self.pending = Pending(PENDING_KEYS)
@@ -159,8 +160,9 @@ class Replica:
         """A connection to the engine was refused or reset: no request until a check passes."""
         self.healthy, self.problem = False, problem
 
-    def restarted(self) -> None:
-        """The engine came back after being down: what we sent it is gone."""
+    def started(self) -> None:
+        """The engine came up, or back: what was sent to it before is gone."""
+        self.starts += 1
         self.approximate.clear()
         self.pending.clear()
 

@@ -45,6 +45,8 @@ class FakeEngine(LocalServer):
         self.answer: Answer | None = None
         self.tokens: Callable[[dict[str, object]], list[int]] | None = None
         self.tokenized = 0
+        self.tokenizing = asyncio.Event()
+        self.tokenizing.set()
         self.health_status = 200
 
     def application(self) -> web.Application:
@@ -72,6 +74,7 @@ class FakeEngine(LocalServer):
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         self.tokenized += 1
+        await self.tokenizing.wait()
         if self.tokens is None:
             return web.Response(status=404)
         tokens = self.tokens(await request.json())

@@ -1,0 +1,177 @@
+"""Costs and choice, pure: what is compared, what counts as equal, how ties end."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvist_connector.planner import PrefillModel, TierPrice
+from kvist_connector.protocol.tiers import Tier
+from kvist_router.mind.choice import TIE_RATIO, TIE_SECONDS, Candidate, tie_band
+from kvist_router.mind.cost import CORRECTION_RANGE, Cost, Match, Speeds, corrected, prompt_cost
+from kvist_router.mind.mirror import NO_HIT, ApproximateIndex, Hit
+from kvist_router.mind.pending import Pending
+from kvist_router.mind.policies import policy
+from kvist_router.relay.edits import edit_body
+
+MEMORY = bytes([Tier.MEMORY])
+DISK = bytes([Tier.DISK])
+SPEEDS = Speeds(
+    prefill=PrefillModel(1e-3),
+    prices={Tier.MEMORY: TierPrice(0.001, 1e9), Tier.DISK: TierPrice(0.01, 1e8)},
+    chunk_bytes=10**6,
+)
+
+
+def cost(match: Match, tokens: int = 1000, queue: float = 0.0, speeds: Speeds = SPEEDS) -> Cost:
+    return prompt_cost(match, tokens, 256, 32, speeds, queue)
+
+
+def candidate(name: str, seconds: float, outstanding: int = 0, requests: int = 0) -> Candidate:
+    return Candidate(name, Cost(0.0, 0.0, 0.0, seconds, 0), outstanding, requests)
+
+
+def test_nothing_cached_costs_the_whole_prefill_behind_the_queue() -> None:
+    found = cost(Match(NO_HIT, 0), queue=0.5)
+    assert found.total == pytest.approx(1.5)
+    assert found.reused == 0
+
+
+def test_memory_costs_its_load_and_the_rest() -> None:
+    found = cost(Match(Hit(0, MEMORY * 2), 0))
+    assert found.reused == 512
+    assert found.load == pytest.approx(0.001 + 2e6 / 1e9)
+    assert found.recompute == pytest.approx(0.488)
+
+
+def test_what_the_gpu_holds_is_not_loaded_again() -> None:
+    found = cost(Match(Hit(2, MEMORY * 3), 512))
+    assert found.reused == 768
+    assert found.load == pytest.approx(0.001 + 1e6 / 1e9)
+
+
+def test_a_slow_tier_is_left_alone_when_computing_is_faster() -> None:
+    slow = Speeds(PrefillModel(1e-6), {Tier.DISK: TierPrice(1.0, 1e6)}, 10**6)
+    assert cost(Match(Hit(0, DISK * 3), 0), speeds=slow).reused == 0
+    assert cost(Match(Hit(0, DISK * 3), 0)).reused == 768
+
+
+def test_pending_chunks_cost_the_time_until_they_are_ready_beyond_the_queue() -> None:
+    found = cost(Match(NO_HIT, 0, 3, 0.4), queue=0.1)
+    assert (found.reused, found.pending) == (768, pytest.approx(0.3))
+
+
+@given(
+    tokens=st.integers(1, 5000),
+    gpu=st.integers(0, 6000),
+    stored=st.integers(0, 25),
+    pending=st.integers(0, 5),
+)
+def test_reuse_is_whole_blocks_and_leaves_a_token_to_compute(
+    tokens: int, gpu: int, stored: int, pending: int
+) -> None:
+    found = cost(Match(Hit(gpu // 256, MEMORY * stored), gpu // 32 * 32, pending, 0.1), tokens)
+    assert 0 <= found.reused < tokens
+    assert found.reused % 32 == 0
+    assert found.total >= 0
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 10), st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=8),
+    st.integers(),
+)
+def test_kvist_takes_one_of_the_equal_least_with_fewest_outstanding(items, seed: int) -> None:
+    candidates = [candidate(str(n), *item) for n, item in enumerate(items)]
+    chosen = policy("kvist").choose(candidates, Random(seed)).name
+    least = min(item.cost.total for item in candidates)
+    band = [item for item in candidates if item.cost.total <= least + max(TIE_RATIO * least, TIE_SECONDS)]
+    assert tie_band(candidates) == band
+    fewest = min(item.outstanding_tokens for item in band)
+    assert chosen in {item.name for item in band if item.outstanding_tokens == fewest}
+
+
+def test_equal_replicas_share_a_burst() -> None:
+    chosen = {
+        policy("kvist").choose([candidate(name, 0.1) for name in "abcd"], Random(seed)).name
+        for seed in range(64)
+    }
+    assert chosen == set("abcd")
+
+
+def test_round_robin_takes_each_in_turn_though_replicas_come_and_go() -> None:
+    turns = policy("round-robin")
+    every = [candidate(name, 1.0) for name in "bac"]
+    assert [turns.choose(every, Random(0)).name for _ in range(4)] == ["a", "b", "c", "a"]
+    assert turns.choose(every[1:], Random(0)).name == "c"
+    assert turns.choose(every, Random(0)).name == "a"
+
+
+def test_least_load_counts_requests() -> None:
+    candidates = [candidate("a", 0.0, requests=2), candidate("b", 9.0, requests=1)]
+    assert policy("least-load").choose(candidates, Random(0)).name == "b"
+
+
+@given(st.floats(0.5, 2), st.floats(0, 1e6), st.floats(0, 1e6))
+def test_a_correction_stays_in_its_range(correction: float, predicted: float, observed: float) -> None:
+    assert CORRECTION_RANGE[0] <= corrected(correction, predicted, observed) <= CORRECTION_RANGE[1]
+
+
+def test_pending_entries_end_by_commit_failure_and_time() -> None:
+    pending = Pending(3)
+    pending.add([b"a", b"b"], ready=5.0, expires=9.0, owner="one")
+    pending.add([b"b", b"c"], ready=7.0, expires=9.0, owner="two")
+    assert pending.run([b"a", b"b", b"c", b"d"], 0, now=1.0) == (3, 7.0)
+    pending.drop([b"b", b"c"], "two")
+    assert pending.run([b"a", b"b", b"c"], 0, now=1.0) == (2, 5.0)
+    pending.committed([b"a"])
+    assert pending.run([b"a", b"b"], 0, now=1.0) == (0, 1.0)
+    assert pending.run([b"a", b"b"], 1, now=1.0)[0] == 1
+    assert pending.run([b"a", b"b"], 1, now=9.0)[0] == 0
+    pending.expire(9.0)
+    assert len(pending) == 0
+    pending.add([bytes([n]) for n in range(10)], 1.0, 9.0, "three")
+    assert len(pending) == 3
+
+
+def test_the_approximate_index_forgets_tails_before_prefixes() -> None:
+    index = ApproximateIndex(3)
+    index.add([b"a", b"b", b"c", b"d"])
+    assert index.hit([b"a", b"b", b"c", b"d"]).gpu_chunks == 3
+    assert len(index) == 3
+
+
+edited_names = st.sampled_from(["kvist", "cache_salt", "kv_transfer_params"])
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(
+    fields=st.dictionaries(
+        st.text() | st.sampled_from(["kvist", "cache_salt", "kv_transfer_params"]), json_values
+    ),
+    indent=st.sampled_from([None, 0, 2]),
+    ascii_only=st.booleans(),
+    tags=st.none() | st.lists(st.text(), max_size=2).map(tuple),
+    salt=st.none() | st.text(),
+)
+def test_edits_change_their_members_and_nothing_else(fields, indent, ascii_only: bool, tags, salt) -> None:
+    body = json.dumps(fields, indent=indent, ensure_ascii=ascii_only).encode("utf-8", "replace")
+    expected = json.loads(body)
+    edited = edit_body(body, tags, salt)
+    if tags is None and salt is None:
+        assert edited is None
+        return
+    if salt is not None:
+        expected["cache_salt"] = salt
+    if tags is not None:
+        expected.pop("kvist", None)
+        expected["kv_transfer_params"] = {"tags": list(tags)}
+    assert edited is not None
+    assert json.loads(edited) == expected
