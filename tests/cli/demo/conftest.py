@@ -125,7 +125,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("x-kvist-replica", "replica-1")
         self.send_header("x-kvist-predicted-tokens", str(sum(hits.values())))
         self.end_headers()
-        for piece in ANSWER:
+        for piece in [*ANSWER[:-1], f" {number}."]:  # no answer is given twice
             self._event({"choices": [{"delta": {"content": piece}}]})
         details = {"cached_tokens": sum(hits.values())}
         usage = {"prompt_tokens": len(tokens), "completion_tokens": 4, "prompt_tokens_details": details}

@@ -24,7 +24,7 @@ def test_a_reply_holds_text_usage_and_the_routers_words(world: Any) -> None:
     with connect() as client:
         chat(client, f"{world.base}/router", "demo", MESSAGES, 8)
         reply = chat(client, f"{world.base}/router", "demo", MESSAGES, 8)
-    assert reply.text == "So it is."
+    assert reply.text == "So it is 1."
     assert (reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens) == (600, 4, 576)
     assert (reply.replica, reply.predicted_tokens) == ("replica-1", 576)
     assert len(reply.gaps) == 3
