@@ -28,18 +28,21 @@ _BUSY: Final = (EventKind.STARTING, EventKind.RESTARTING, EventKind.STOPPING)
 
 
 class Progress:
-    """`on_event` may be called from any thread. Use as a context manager."""
+    """`on_event` may be called from any thread. The table lives inside `with`, which may be entered again;
+    outside, and where there is no terminal, an event is a line. So an idle cluster draws nothing.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._lock = threading.Lock()
         self._rows: dict[str, tuple[Event, float]] = {}
-        live = console.is_terminal
-        self._live = Live(get_renderable=self._table, console=console, refresh_per_second=8) if live else None
+        self._live: Live | None = None
         self._spinner = Spinner("dots")
 
     def __enter__(self) -> Self:
-        if self._live is not None:
+        self._rows.clear()
+        if self._console.is_terminal:
+            self._live = Live(get_renderable=self._table, console=self._console, refresh_per_second=8)
             self._live.start()
         return self
 
@@ -48,6 +51,7 @@ class Progress:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+            self._live = None
 
     def on_event(self, event: Event) -> None:
         """Show what happened."""

@@ -120,31 +120,33 @@ def _foreground(manifest: CacheCluster, options: Options) -> None:
     # A supervisor that is told to end behaves as at Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.default_int_handler)
-    with Progress(out) as progress:
-        started = time.monotonic()
+    progress = Progress(out)
+    started = time.monotonic()
+    with progress:
         cluster = Cluster.up(manifest, options, progress.on_event)
-        try:
-            _ready(out, cluster, manifest, time.monotonic() - started)
-            while True:
-                signal.pause()
-        except KeyboardInterrupt:
-            _down(cluster, out)
-        finally:
-            cluster.down(flush=False)
+    try:
+        _ready(out, cluster, manifest, time.monotonic() - started)
+        while True:
+            signal.pause()
+    except KeyboardInterrupt:
+        out.print("stopping; Ctrl-C again kills at once")
+        with progress:
+            _down(cluster)
+        out.print("stopped")
+    finally:
+        cluster.down(flush=False)
 
 
-def _down(cluster: Cluster, out: Console) -> None:
-    out.print("stopping; Ctrl-C again kills at once")
+def _down(cluster: Cluster) -> None:
     try:
         cluster.down()
     except KeyboardInterrupt:
         cluster.abort()
-    out.print("stopped")
 
 
 def _ready(out: Console, cluster: Cluster, manifest: CacheCluster, seconds: float) -> None:
     out.print(f"ready in {seconds:.1f} s: {cluster.urls.router}/v1  (logs: {cluster.run_dir / 'logs'})")
-    out.print(curl_line(cluster.urls.router, manifest.served_name), markup=False)
+    out.print(curl_line(cluster.urls.router, manifest.served_name), markup=False, soft_wrap=True)
 
 
 def curl_line(url: str, model: str) -> str:
