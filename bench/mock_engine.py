@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from typing import cast
 
 import msgspec
 import uvloop
@@ -39,8 +40,7 @@ class Engine(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
 
     def data_received(self, data: bytes) -> None:
         """Answer when the request is whole."""

@@ -191,7 +191,13 @@ async def _mind(
     source = PromptSource(local, remote, metrics, verify=model.verify_cases > 0)
     mind = LocalMind(settings, policy(settings.policy), source, metrics, _secret(settings.tenant.secret_file))
     reader = FeedReader(
-        session, settings.name, settings.index.silent_seconds, mind.feed_message, time.monotonic, Random()
+        session,
+        settings.name,
+        settings.index.silent_seconds,
+        mind.feed_message,
+        time.monotonic,
+        Random(),
+        metrics,
     )
     fleet = Fleet(mind, settings.index, reader, HealthChecker(session, settings.health), metrics)
 

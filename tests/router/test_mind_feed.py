@@ -157,7 +157,7 @@ def ended(agent: FakeAgent) -> None:
 
 @pytest.mark.parametrize("fault", [gap, garbage, oversized, broken_key, unknown_tier, ended])
 async def test_whatever_breaks_the_feed_brings_a_new_snapshot(
-    cluster, until, fault: Callable[[FakeAgent], None]
+    cluster, until, http, fault: Callable[[FakeAgent], None]
 ) -> None:
     agent = FakeAgent(opening(), {Tier.MEMORY: KEYS[:1]})
     started = await cluster(agent)
@@ -168,6 +168,8 @@ async def test_whatever_breaks_the_feed_brings_a_new_snapshot(
     await until(lambda: agent.connections == 2 and replica.mirror.complete and replica.mirror.has(KEYS[1]))
     assert (await started.decide()).predicted_tokens == 512
     assert replica.feed_breaks == 1
+    async with http.get(started.running.admin_url + "/metrics") as answer:
+        assert 'kvist_router_feed_breaks_total{replica="r0"} 1.0' in await answer.text()
 
 
 async def test_a_lost_feed_is_believed_for_a_while_then_the_own_history_counts(cluster, until) -> None:

@@ -17,6 +17,7 @@ from kvist_connector import names
 from kvist_connector.protocol.feed import FeedMessage, Snapshot
 from kvist_connector.protocol.framing import FrameDecoder, FrameError
 from kvist_router.errors import FeedError
+from kvist_router.metrics import MindMetrics
 from kvist_router.mind.replica import Replica
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 3.0
@@ -35,6 +36,7 @@ class FeedReader:
         apply: Callable[[Replica, FeedMessage], None],
         now: Callable[[], float],
         random: Random,
+        metrics: MindMetrics,
     ) -> None:
         self._session = session
         self._reader = reader
@@ -44,6 +46,7 @@ class FeedReader:
         self._apply = apply
         self._now = now
         self._random = random
+        self._metrics = metrics
 
     async def run(self, replica: Replica) -> None:
         """Follow the feed until cancelled."""
@@ -55,6 +58,8 @@ class FeedReader:
                     pause = FIRST_PAUSE
                 if replica.feed_problem != problem:  # once per cause
                     _log.warning("feed of %s: %s", replica.name, problem)
+                if replica.feed_live:
+                    self._metrics.feed_breaks.labels(replica.name).inc()
                 replica.feed_lost(problem, self._now())
                 await asyncio.sleep(pause * self._random.uniform(0.5, 1.0))
                 pause = min(LONGEST_PAUSE, pause * 2)

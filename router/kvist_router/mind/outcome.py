@@ -64,7 +64,8 @@ class Outcomes:
         decision = self._records.get(entry.id)
         if decision is not None:
             decision.ttft = seconds
-            if decision.streamed:  # without streaming the first byte comes after the whole answer
+            # Without streaming the first byte comes after the whole answer; short prompts are all overhead.
+            if decision.streamed and entry.uncached_tokens >= entry.replica.chunk_tokens:
                 entry.replica.observed(entry.predicted_ttft, seconds)
 
     def _end(self, entry: InFlight, report: Report) -> None:

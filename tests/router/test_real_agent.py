@@ -1,0 +1,69 @@
+"""Against a real agent process: what an engine commits is where the router sends, through kills of either."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kvist_connector.protocol import engine as wire
+from kvist_connector.testing.agent_process import AgentProcess
+from kvist_connector.testing.fake_engine import FakeEngine as EngineHalf
+from kvist_connector.testing.fake_engine import prompt_keys
+from kvist_router.mind.interface import Metadata, Report
+from kvist_router.testing.engine import FakeEngine
+
+CHUNK = 8  # tokens of a chunk in the stand-in engine's layout
+TOKENS = list(range(6 * CHUNK + 3))
+KEYS = prompt_keys(TOKENS)
+
+
+async def decide(running: Any) -> Any:
+    body = json.dumps({"model": "m", "prompt": TOKENS}).encode()
+    decision = await running.mind.decide(body, Metadata("completions"))
+    await running.mind.report(decision.id, Report("cancelled"))
+    return decision
+
+
+@pytest.fixture
+async def agents(tmp_path):
+    started = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        started.append(await AgentProcess.start(tmp_path / name))
+    yield started
+    for agent in started:
+        if agent._process.returncode is None:
+            await agent.kill()
+
+
+async def test_commits_reach_the_router_and_a_restarted_agent_too(router, until, agents, tmp_path) -> None:
+    async with FakeEngine() as first, FakeEngine() as second:
+        listed = [
+            {"name": name, "url": engine.url, "agent": agent.url}
+            for name, engine, agent in zip("ab", (first, second), agents, strict=True)
+        ]
+        running = await router(replicas=listed, ready=False)
+        replicas = running.mind.replicas
+        halves = [await EngineHalf.start(agent.socket) for agent in agents]
+        await until(lambda: len(replicas) == 2 and all(item.healthy for item in replicas.values()))
+        await until(lambda: all(item.chunk_tokens == CHUNK for item in replicas.values()))
+        await halves[1].store(KEYS[:4])
+        await until(lambda: replicas["b"].mirror.has(KEYS[3]))
+        decision = await decide(running)
+        assert (decision.replica, decision.predicted_tokens) == ("b", 4 * CHUNK)
+
+        record = wire.RequestRecord(
+            request=decision.id, prompt_tokens=len(TOKENS), last_chunk_key=KEYS[-1], hit_tokens={1: 32},
+            arrived=0.0, lookup_seconds=0.0, wait_seconds=0.0, load_seconds=0.0, prefill_seconds=0.1,
+        )  # fmt: skip
+        halves[1].scheduler.send(wire.Step(records=(record,)))
+        kept = running.mind.records.get(decision.id)
+        await until(lambda: kept.actual is not None)
+        assert kept.actual.hit_tokens == {"memory": 32}
+
+        await agents[1].kill()
+        await until(lambda: not replicas["b"].feed_live)
+        for half in halves:
+            await half.stop()
