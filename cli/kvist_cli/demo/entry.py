@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,9 +24,10 @@ from kvist_cli.demo.ending import Running
 from kvist_cli.demo.errors import DemoError
 from kvist_cli.demo.play import Demo, Up
 from kvist_cli.demo.screen import Screen
+from kvist_cli.demo.workspace import workspace
 from kvist_cli.local import Cluster, Options, Ports
 from kvist_cli.local.machine import read_model_facts
-from kvist_connector.errors import ConfigError, KvistError
+from kvist_connector.errors import ConfigError
 from kvist_operator.spec import CacheCluster
 
 EXIT_INEXACT = 1
@@ -73,8 +72,11 @@ def command(
     Then kills an engine, stops and starts everything, and checks that cached answers are exact.
     Nothing is left behind; Ctrl-C stops every program.
     """
-    folder = Path(tempfile.mkdtemp(prefix="kvist-demo-"))
-    with Screen(_trace(quick)) as screen, _terminated_like_interrupted(), _tidied(folder, screen):
+    with (
+        Screen(_trace(quick)) as screen,
+        _terminated_like_interrupted(),
+        workspace(os.environ, screen.event, screen.kept) as folder,
+    ):
         exact = _play(screen, quick, model, folder, json_file, keep)
     if not exact:
         raise typer.Exit(EXIT_INEXACT)
@@ -83,25 +85,6 @@ def command(
 def _trace(quick: bool) -> trace.Trace:
     whole = trace.load()
     return trace.shortened(whole, QUICK_SESSIONS) if quick else whole
-
-
-@contextmanager
-def _tidied(folder: Path, screen: Screen) -> Iterator[None]:
-    """Remove the clusters' folder, except where its logs may say what went wrong."""
-    try:
-        yield
-    except KvistError:
-        screen.end_table()
-        if any(folder.iterdir()):
-            screen.note(f"logs of what failed: {folder}")
-        else:
-            folder.rmdir()
-        raise
-    except KeyboardInterrupt:
-        screen.end_table()
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _play(screen: Screen, quick: bool, model: str, folder: Path, json_file: Path | None, keep: bool) -> bool:

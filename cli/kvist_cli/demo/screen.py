@@ -7,6 +7,7 @@ table comes once, at the end.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -53,6 +54,11 @@ class Screen:
     def note(self, text: str) -> None:
         """One line above the table."""
         self.console.print(text, markup=False, soft_wrap=True)
+
+    def kept(self, folder: Path) -> None:
+        """Something failed, and there are logs of it."""
+        self.end_table()
+        self.note(f"logs of what failed: {folder}")
 
     def event(self, event: Event) -> None:
         """A program of the cluster started, came up, ended. Called from the supervisor's thread."""

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from kvist_cli.app import app
 from kvist_cli.demo import entry
+from kvist_cli.local.state import RunFolder
 from kvist_connector.errors import ConfigError
 
 CONFIG = {
@@ -40,13 +41,16 @@ def demo(up: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         entry.Cluster, "up", lambda manifest, options, on_event: up(manifest, options.run_dir)
     )
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(entry.tempfile, "tempdir", None)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return lambda *flags: CliRunner().invoke(app, ["demo", "--quick", "--model", str(model), *flags])
 
 
 def left_behind(tmp_path: Path) -> list[str]:
-    return [path.name for path in tmp_path.iterdir() if path.name.startswith("kvist-demo-")]
+    return [path.name for path in workplace(tmp_path).iterdir() if path.is_dir()]
+
+
+def workplace(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "kvist" / "demo"
 
 
 def test_it_writes_the_figures_and_leaves_nothing_behind(demo: Any, tmp_path: Path) -> None:
@@ -91,6 +95,24 @@ def test_logs_of_a_failure_are_kept_and_named(demo: Any, world: Any, tmp_path: P
     named = re.search(r"logs of what failed: (\S+)", result.output)
     assert named
     assert Path(named[1]).is_dir()
+
+
+def test_what_an_earlier_demo_left_is_gone_before_the_next_starts(demo: Any, tmp_path: Path) -> None:
+    chunk = workplace(tmp_path) / "kvist" / "replica-0" / "disk" / "chunk"
+    chunk.parent.mkdir(parents=True)
+    chunk.write_text("old")
+    assert demo().exit_code == 0
+    assert not chunk.exists()
+
+
+def test_a_second_demo_at_the_same_time_is_refused(demo: Any, tmp_path: Path, world: Any) -> None:
+    lock = RunFolder(workplace(tmp_path)).lock()
+    assert lock
+    result = demo()
+    lock.release()
+    assert result.exit_code == 2
+    assert "another kvist demo is running" in result.output
+    assert world.log == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
