@@ -30,7 +30,7 @@ class Metrics:
         self._tier_seconds = Histogram(
             "kvist_agent_tier_operation_seconds",
             "Duration of one operation of a lower tier",
-            [names.LABEL_TIER, "operation", names.LABEL_OUTCOME],
+            [names.LABEL_TIER, names.LABEL_OPERATION, names.LABEL_OUTCOME],
             registry=self.registry,
             buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
         )
@@ -104,7 +104,9 @@ class _StateCollector(Collector):
             size.add_metric([tier.label], index.bytes)
         yield chunks
         yield size
-        slots = GaugeMetricFamily("kvist_agent_slots", "Slots of the arena by state", labels=["state"])
+        slots = GaugeMetricFamily(
+            "kvist_agent_slots", "Slots of the arena by state", labels=[names.LABEL_STATE]
+        )
         table = self._core.memory.slots
         for state, count in (table.counts() if table is not None else {}).items():
             slots.add_metric([state], count)
@@ -126,7 +128,7 @@ class _StateCollector(Collector):
 
 
 def _counter(name: str, text: str, counts: Iterable[Counter[str]]) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, text, labels=["event"])
+    family = CounterMetricFamily(name, text, labels=[names.LABEL_REASON])
     for group in counts:
         for event, count in group.items():
             family.add_metric([event], count)
