@@ -95,6 +95,10 @@ class EvictionIndex:
         """The candidate, for reading."""
         return self._nodes.get(key)
 
+    def keys(self) -> list[bytes]:
+        """Every key of the tier, those of parents not necessarily before their children's."""
+        return list(self._nodes)
+
     def add(self, key: bytes, parent: bytes, size: int, weight: float, now: float) -> None:
         """A chunk enters the tier; adding it twice is an error of the caller."""
         if key in self._nodes:

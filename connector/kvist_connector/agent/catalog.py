@@ -76,9 +76,7 @@ class Catalog:
 
     def keys(self, tier: Tier) -> list[bytes]:
         """Every key of a tier."""
-        if tier == Tier.MEMORY:
-            return [key for key, chunk in self._chunks.items() if chunk.ref is not None]
-        return [key for key, chunk in self._chunks.items() if tier in chunk.below]
+        return self._tiers[tier].keys()
 
     def chunks(self) -> Iterable[Chunk]:
         """Every chunk, in no order."""

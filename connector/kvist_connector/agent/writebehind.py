@@ -79,6 +79,8 @@ class WriteBehind:
 
     async def _write(self, key: bytes) -> None:
         for tier, lower in self._lower.items():
+            if tier in self._catalog.tiers_of(key):
+                continue
             chain = self._unwritten(key, tier)
             if not chain:
                 self.counts["dropped_evicted"] += 1

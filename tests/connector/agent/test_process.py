@@ -92,6 +92,7 @@ async def test_a_second_commit_of_a_key_frees_its_slot(start):
     stats = await agent.stats()
     assert stats["slots"]["committed"] == 2
     assert stats["counters"]["commits_duplicate"] == 2
+    assert stats["slots"]["reserved"] == stats["granted"]
     await engine.stop()
 
 
@@ -100,9 +101,15 @@ async def test_no_chunk_without_its_parent(start):
     engine = await FakeEngine.start(agent.socket)
     await engine.store(keys(3), start=2)
     assert (await engine.scheduler.expect(wire.Evicted)).keys == keys(3)[2]
+    await engine.store(keys(1))
+    (ref,) = await engine.grant()
+    skipping = wire.Commit(ref=ref, key=keys(3)[2], parent=keys(1)[0], index=2)
+    engine.scheduler.send(wire.Step(commits=(skipping,)))
+    assert (await engine.scheduler.expect(wire.Evicted)).keys == keys(3)[2]
     stats = await agent.stats()
-    assert stats["slots"]["committed"] == 0
-    assert stats["counters"]["commits_orphaned"] == 1
+    assert stats["slots"]["committed"] == 1
+    assert stats["counters"]["commits_orphaned"] == 2
+    assert stats["slots"]["reserved"] == stats["granted"]
     await engine.stop()
 
 
@@ -229,12 +236,13 @@ async def test_disk_is_written_behind_and_read_back_without_rewriting(start, tmp
     await engine.stop()
 
 
-async def test_sigterm_flushes_and_a_new_arena_is_filled_from_disk(start, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_flushes_and_a_new_arena_is_filled_from_disk(start, tmp_path, number):
     agent = await start(disk__path=tmp_path / "disk", disk__size="10Mi")
     engine = await FakeEngine.start(agent.socket)
     await engine.store(keys(20))
     await engine.lookup(keys(20))
-    assert await agent.terminate(signal.SIGTERM) == 0
+    assert await agent.terminate(number) == 0
     assert agent.arena.exists()
     await engine.stop()
     agent.arena.unlink()

@@ -196,3 +196,16 @@ def test_a_stale_reference_is_refused():
     slots.discard(ref)
     with pytest.raises(ValueError, match="not RESERVED"):
         slots.commit(ref, bytes(16), 0)
+
+
+def test_after_a_restart_every_unfinished_slot_comes_back_in_the_end():
+    geometry = Geometry(slots=4, ranks=1, layers=1, layer_bytes=16, blocks=1, chunk_tokens=4)
+    headers = Headers(bytearray(file_bytes(geometry)), 4)
+    slots = SlotTable.fresh(headers, 1)
+    kept, reserved, _ = slots.reserve(), slots.reserve(), slots.reserve()
+    slots.commit(kept, b"k" * 16, 0)
+    slots.quarantine([reserved], {"a"})
+    again = SlotTable.resume(headers, {"a"})
+    assert again.counts() == {"free": 1, "reserved": 0, "committed": 1, "quarantine": 2}
+    again.acknowledge("a", again.ticket)
+    assert again.counts() == {"free": 3, "reserved": 0, "committed": 1, "quarantine": 0}
