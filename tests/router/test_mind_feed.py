@@ -108,13 +108,22 @@ async def test_gpu_hits_reach_into_a_chunk_and_need_every_block_before(cluster) 
     assert (await started.decide()).predicted_tokens == 256 + 3 * 32
 
 
-async def test_an_unknown_gpu_view_is_not_an_empty_one_but_counts_nothing(cluster, until) -> None:
+async def test_an_unknown_gpu_view_is_emptied(cluster, until) -> None:
     agent = FakeAgent(opening(gpu_known=True), {Tier.GPU: KEYS[:2], Tier.MEMORY: KEYS[:1]})
     started = await cluster(agent)
     assert (await started.decide()).predicted_tokens == 512
     agent.state(gpu_known=False, draining=False)
     await until(lambda: not started.mind.replicas["r0"].mirror.gpu_known)
     assert (await started.decide()).predicted_tokens == 256
+
+
+async def test_where_the_gpu_is_unknown_the_own_dispatches_stand_in(cluster) -> None:
+    started = await cluster(FakeAgent(opening(), {Tier.MEMORY: KEYS[:1]}), FakeAgent(opening()))
+    sent = await started.mind.decide(body(TOKENS[:600]), COMPLETIONS)
+    await started.mind.report(sent.id, Report("first_byte"))
+    await started.mind.report(sent.id, Report("ended"))
+    decision = await started.decide()
+    assert (decision.replica, decision.predicted_tokens) == (sent.replica, 512)
 
 
 async def test_deltas_add_and_remove(cluster, until) -> None:

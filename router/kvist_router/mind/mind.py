@@ -34,7 +34,7 @@ from kvist_router.settings import RouterSettings
 from kvist_router.tokens.keys import TOKEN_BYTES, KeyMemo
 from kvist_router.tokens.request import Request, parse
 
-PENDING_GRACE_SECONDS = 10.0  # beyond twice the predicted time, until a pending key is given up
+PENDING_GRACE_SECONDS = 30.0  # beyond twice the predicted time, until a pending key is given up
 TOKEN_CHARACTERS = 4  # of a prompt whose tokens nobody could tell
 
 

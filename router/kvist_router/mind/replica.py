@@ -1,8 +1,9 @@
 """State of one replica, as the mind sees it: health, models, index, load, work sent and not done.
 
 Called by mind/mind.py (decisions), feed_reader.py and health.py (updates); all on one loop.
-The mirror is believed while its feed is live and `stale_seconds` after; then the router's own
-dispatch history (the approximate index) stands in, as it does for an engine without agent.
+The mirror is believed while its feed is live and `stale_seconds` after; then, and for a GPU whose
+residency is unknown, the router's own dispatch history (the approximate index) stands in, as it
+does for an engine without agent.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kvist_connector.protocol.engine import EngineLoad, RequestRecord
 from kvist_connector.protocol.tiers import Tier
 from kvist_router.errors import FeedError
 from kvist_router.mind.cost import PRIOR_CHUNK_BYTES, PRIOR_PRICES, Match, Speeds, corrected
-from kvist_router.mind.mirror import ApproximateIndex, Mirror
+from kvist_router.mind.mirror import NO_HIT, ApproximateIndex, Hit, Mirror
 from kvist_router.mind.models import ServedModel
 from kvist_router.mind.pending import Pending
 from kvist_router.settings import IndexSettings, ReplicaSettings
@@ -87,13 +88,12 @@ class Replica:
 
     def match(self, root: bytes, keys: Sequence[bytes], packed: bytes, memo: KeyMemo, now: float) -> Match:
         """What this replica would reuse of a prompt."""
-        if self.mirrored(now):
-            hit = self.mirror.hit(keys)
+        hit = self.mirror.hit(keys) if self.mirrored(now) else NO_HIT
+        if self.mirrored(now) and self.mirror.gpu_known:
             gpu = hit.gpu_chunks * self.chunk_tokens
-            if self.mirror.gpu_known:
-                gpu += self._tail(root, keys, packed, hit.gpu_chunks, memo)
-        else:
-            hit = self.approximate.hit(keys)
+            gpu += self._tail(root, keys, packed, hit.gpu_chunks, memo)
+        else:  # unknown is not empty: what was sent there is probably on the GPU still
+            hit = Hit(self.approximate.hit(keys).gpu_chunks, hit.stored)
             gpu = hit.gpu_chunks * self.chunk_tokens
         count, ready = self.pending.run(keys, hit.chunks, now)
         return Match(hit, gpu, count, ready - now)
@@ -114,8 +114,13 @@ class Replica:
 
     def computes(self, keys: Sequence[bytes], now: float) -> list[bytes]:
         """The keys it does not hold yet: what a dispatch makes pending."""
-        index = self.mirror if self.mirrored(now) else self.approximate
-        return [key for key in keys if not index.has(key)]
+        mirrored = self.mirrored(now)
+        gpu_known = mirrored and self.mirror.gpu_known
+        return [
+            key
+            for key in keys
+            if not (mirrored and self.mirror.has(key)) and (gpu_known or not self.approximate.has(key))
+        ]
 
     def observed(self, predicted: float, seconds: float) -> None:
         """A first byte came after `seconds`: move this replica's correction."""
