@@ -61,10 +61,13 @@ def alive(state: ClusterState) -> list[int]:
 def test_down_ends_what_a_killed_supervisor_left_children_of_programs_too(tmp_path: Path) -> None:
     with killed_owner(tmp_path) as state:
         assert len(alive(state)) == 4
+        arena = next(p.arena for p in state.programs if p.arena is not None)
+        arena.write_bytes(b"x")
         done = CliRunner().invoke(app, ["down", "--run-dir", str(tmp_path)])
         assert done.exit_code == 0, done.output
         assert "left by a supervisor that is gone" in done.output
         assert alive(state) == []
+        assert not arena.exists()
     journal = (tmp_path / "journal").read_text().splitlines()
     assert journal.index("router term") < journal.index("engine-0 term") < journal.index("agent-0 flush")
     assert RunFolder(tmp_path).read() is None
