@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -141,20 +141,24 @@ class Running:
 @asynccontextmanager
 async def build(settings: RouterSettings) -> AsyncIterator[Running]:
     """Everything wired, background tasks running, ports bound; raises ConfigError."""
-    endpoint_socket = listen(settings.host, settings.port, "port")
-    admin_socket = listen(settings.admin_host, settings.admin_port, "admin-port")
     registry, limits = CollectorRegistry(), settings.limits
-    async with (
-        new_session(limits) as engines,
-        aiohttp.ClientSession(trust_env=False) as others,
-        _mind(settings, others, MindMetrics(registry)) as mind,
+    with (
+        closing(listen(settings.host, settings.port, "port")) as endpoint_socket,
+        closing(listen(settings.admin_host, settings.admin_port, "admin-port")) as admin_socket,
     ):
-        relay = Relay(mind, Upstream(engines, limits), limits, RelayMetrics(registry), settings.tenant.header)
-        apps: list[tuple[ASGIApp, socket.socket]] = [
-            (Endpoint(relay, rest_app(mind, registry)), endpoint_socket),
-            (admin_app(mind, registry), admin_socket),
-        ]
-        yield Running(mind, Servers(apps, limits.drain_seconds), _url(endpoint_socket), _url(admin_socket))
+        async with (
+            new_session(limits) as engines,
+            aiohttp.ClientSession(trust_env=False) as others,
+            _mind(settings, others, MindMetrics(registry)) as mind,
+        ):
+            upstream = Upstream(engines, limits)
+            relay = Relay(mind, upstream, limits, RelayMetrics(registry), settings.tenant.header)
+            apps: list[tuple[ASGIApp, socket.socket]] = [
+                (Endpoint(relay, rest_app(mind, registry)), endpoint_socket),
+                (admin_app(mind, registry), admin_socket),
+            ]
+            servers = Servers(apps, limits.drain_seconds)
+            yield Running(mind, servers, _url(endpoint_socket), _url(admin_socket))
 
 
 async def _serve(settings: RouterSettings) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import socket
-import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import aiohttp
 import pytest
 import yaml
 
+from kvist_router.app import run
 from kvist_router.testing.engine import FakeEngine
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
@@ -26,11 +26,29 @@ def router_command(*flags: str) -> list[str]:
     return [sys.executable, "-m", "kvist_router", *flags]
 
 
-def run_router(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, **environment}
-    return subprocess.run(
-        router_command(*flags), capture_output=True, text=True, timeout=SECONDS, env=env, check=False
-    )
+class Finished(NamedTuple):
+    """What a command left."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run_router(capsys, monkeypatch) -> Callable[..., Finished]:
+    """The command in this process: for everything that ends before it serves."""
+
+    def run_here(*flags: str, **environment: str) -> Finished:
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            try:
+                status = run(list(flags))
+            except SystemExit as end:  # argparse, for --help and --version
+                status = int(end.code or 0)
+        return Finished(status, *capsys.readouterr())
+
+    return run_here
 
 
 def free_port() -> int:
@@ -142,30 +160,30 @@ async def test_malformed_http_never_reaches_an_engine() -> None:
         (["--replica", "http://x", "--config", "/nowhere"], "--config /nowhere"),
     ],
 )
-def test_wrong_settings_are_refused_in_words(flags: list[str], words: str) -> None:
+def test_wrong_settings_are_refused_in_words(run_router, flags: list[str], words: str) -> None:
     found = run_router(*flags, "--admin-port", "0", *([] if "--port" in flags else ["--port", "0"]))
-    assert found.returncode == 2
+    assert found.status == 2
     assert words in found.stderr
     assert "Traceback" not in found.stderr
 
 
-def test_a_taken_port_is_refused_with_the_setting() -> None:
+def test_a_taken_port_is_refused_with_the_setting(run_router) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         found = run_router("--replica", "http://x", "--port", str(taken.getsockname()[1]))
-    assert found.returncode == 2
+    assert found.status == 2
     assert "choose another with --port" in found.stderr
 
 
-def test_unknown_settings_name_the_nearest(tmp_path) -> None:
+def test_unknown_settings_name_the_nearest(run_router, tmp_path) -> None:
     file = tmp_path / "router.yaml"
     file.write_text("polcy: kvist\n")
     assert "did you mean 'policy'" in run_router("--config", str(file)).stderr
     assert "did you mean 'policy'" in run_router("--replica", "http://x", KVIST_ROUTER_POLCY="kvist").stderr
 
 
-def test_file_environment_and_flags_have_the_same_names_and_their_order(tmp_path) -> None:
+def test_file_environment_and_flags_have_the_same_names_and_their_order(run_router, tmp_path) -> None:
     file = tmp_path / "router.yaml"
     file.write_text(yaml.safe_dump({"port": 1, "records": 1, "name": "f", "replicas": [{"url": "http://f"}]}))
     found = run_router(
@@ -179,7 +197,7 @@ def test_file_environment_and_flags_have_the_same_names_and_their_order(tmp_path
     assert run_router("--config", str(file), "--print-config").stdout == found.stdout
 
 
-def test_help_has_examples_and_version_the_version() -> None:
+def test_help_has_examples_and_version_the_version(run_router) -> None:
     assert "examples:" in run_router("--help").stdout
     assert run_router("--version").stdout.startswith("kvist ")
 
