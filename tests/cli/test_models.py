@@ -49,7 +49,7 @@ def test_a_hugging_face_name_is_found_in_the_cache_without_network(tmp_path: Pat
     ("name", "message"),
     [
         ("/nope/model", "there is no such folder; give an existing one"),
-        (".", "the folder has no config.json"),
+        (".", "the folder has no config.json, so it is not in Hugging Face form"),
         ("owner/missing", "not in the Hugging Face cache and the hub cannot be reached"),
         ("not a name!", "neither a folder nor a Hugging Face name"),
     ],
@@ -104,3 +104,13 @@ def test_the_command_prints_the_folder_for_scripts(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "m")
     done = CliRunner().invoke(app, ["model", "path", str(folder), "--json"])
     assert json.loads(done.output) == {"path": str(folder)}
+
+
+def test_an_adapter_is_a_folder_or_named_with_its_field(tmp_path: Path) -> None:
+    adapter = tmp_path / "sql"
+    adapter.mkdir()
+    field = "spec.model.loraAdapters.0.path"
+    with pytest.raises(ConfigError, match=rf"{field}: '{adapter}': the folder has no adapter_config\.json"):
+        models.resolve_adapter(str(adapter), field, os.environ)
+    (adapter / "adapter_config.json").write_text("{}")
+    assert models.resolve_adapter(str(adapter), field, os.environ) == adapter

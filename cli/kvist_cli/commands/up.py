@@ -119,7 +119,8 @@ def _foreground(manifest: CacheCluster, options: Options) -> None:
     out = console()
     # A supervisor that is told to end behaves as at Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # which is how nohup asks to live on
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     progress = Progress(out)
     started = time.monotonic()
     with progress:

@@ -56,7 +56,13 @@ def prepare(
         lambda text: on_event(Event(EventKind.NOTE, "", text)),
     )
     run_dir = run_folder(cluster.name, options, environment)
-    processes = _render(cluster, options, environment, model, run_dir, cpu)
+    lora = {
+        adapter.name: str(
+            models.resolve_adapter(adapter.path, f"spec.model.loraAdapters.{i}.path", environment)
+        )
+        for i, adapter in enumerate(cluster.spec.model.lora_adapters)
+    }
+    processes = _render(cluster, options, environment, model, lora, run_dir, cpu)
     arenas = [p.arena for p in processes if p.arena is not None]
     disks = [p.disk for p in processes if p.disk is not None]
     facts = machine.gather(cluster, model, options.arena_dir, arenas, disks, cpu)
@@ -88,6 +94,7 @@ def _render(
     options: Options,
     environment: Mapping[str, str],
     model: Path,
+    lora: Mapping[str, str],
     run_dir: Path,
     cpu: bool,
 ) -> tuple[Process, ...]:
@@ -101,7 +108,7 @@ def _render(
             ports=options.ports.by_plan_name(),
             python=sys.executable,
             model=str(model),
-            lora={a.name: str(Path(a.path).expanduser()) for a in cluster.spec.model.lora_adapters},
+            lora=lora,
             devices=() if cpu else machine.cuda_devices(environment),
         ),
     )

@@ -5,6 +5,6 @@ a child process each, so that the command itself starts fast and Ctrl-C ends it.
 """
 
 from kvist_cli.models.demo import DEMO_MODEL, demo_model
-from kvist_cli.models.resolve import resolve
+from kvist_cli.models.resolve import resolve, resolve_adapter
 
-__all__ = ["DEMO_MODEL", "demo_model", "resolve"]
+__all__ = ["DEMO_MODEL", "demo_model", "resolve", "resolve_adapter"]

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,7 +70,18 @@ def _one_at_a_time(target: Path) -> Iterator[None]:
     target.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        _lock(fd, time.monotonic() + _CONVERT_DEADLINE)
         yield
     finally:
         os.close(fd)
+
+
+def _lock(fd: int, end: float) -> None:
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise ConfigError("another process is converting the model and does not end") from None
+            time.sleep(0.2)

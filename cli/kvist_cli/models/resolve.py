@@ -12,31 +12,47 @@ from kvist_connector.errors import ConfigError
 
 _FETCH_DEADLINE: Final = 6 * 3600.0
 _FIELD: Final = "spec.model.name"
+_MODEL_MARK, _ADAPTER_MARK = "config.json", "adapter_config.json"
+
+Progress = Callable[[str], None]
 
 
 def resolve(
-    name: str,
-    revision: str | None,
-    environment: Mapping[str, str],
-    on_progress: Callable[[str], None] = lambda _: None,
+    name: str, revision: str | None, environment: Mapping[str, str], on_progress: Progress = lambda _: None
 ) -> Path:
     """The model's folder; raises ConfigError that says what is missing and what to do."""
     try:
         if name == DEMO_MODEL:
             return demo_model(environment, on_progress)
-        folder = Path(name).expanduser()
-        if name.startswith(("/", "./", "../", "~")) or folder.is_dir():
-            return _folder(folder)
-        on_progress(f"looking for {name} in the Hugging Face cache, then on the hub")
-        arguments = [name] if revision is None else [name, revision]
-        return Path(run_worker("kvist_cli.models.fetch_hub", arguments, environment, _FETCH_DEADLINE))
+        return _find(name, revision, _MODEL_MARK, environment, on_progress)
     except ConfigError as error:
         raise ConfigError(f"{_FIELD}: {name!r}: {error}") from error
 
 
-def _folder(folder: Path) -> Path:
+def resolve_adapter(
+    path: str, field: str, environment: Mapping[str, str], on_progress: Progress = lambda _: None
+) -> Path:
+    """The folder of a LoRA adapter; `field` names it in the ConfigError."""
+    try:
+        return _find(path, None, _ADAPTER_MARK, environment, on_progress)
+    except ConfigError as error:
+        raise ConfigError(f"{field}: {path!r}: {error}") from error
+
+
+def _find(
+    name: str, revision: str | None, mark: str, environment: Mapping[str, str], on_progress: Progress
+) -> Path:
+    folder = Path(name).expanduser()
+    if name.startswith(("/", "./", "../", "~")) or folder.is_dir():
+        return _folder(folder, mark)
+    on_progress(f"looking for {name} in the Hugging Face cache, then on the hub")
+    arguments = [name] if revision is None else [name, revision]
+    return Path(run_worker("kvist_cli.models.fetch_hub", arguments, environment, _FETCH_DEADLINE))
+
+
+def _folder(folder: Path, mark: str) -> Path:
     if not folder.is_dir():
         raise ConfigError("there is no such folder; give an existing one or a Hugging Face name")
-    if not (folder / "config.json").is_file():
-        raise ConfigError("the folder has no config.json, so it holds no model in Hugging Face form")
+    if not (folder / mark).is_file():
+        raise ConfigError(f"the folder has no {mark}, so it is not in Hugging Face form")
     return folder.absolute()

@@ -8,11 +8,8 @@ from typing import Final
 from kvist_operator.plan.program import Health, Program, Role, Volume, VolumeKind
 from kvist_operator.plan.target import Target
 from kvist_operator.spec import CacheCluster
+from kvist_operator.spec.engine import CPU_BLOCK_TOKENS, CPU_KV_BYTES
 
-# CPU attention takes pages of a multiple of 32 tokens.
-CPU_BLOCK_TOKENS: Final = 32
-# vLLM's own choice on CPUs is a share of all memory, for every engine anew.
-CPU_KV_BYTES: Final = 1024**3
 CONNECTOR: Final = "KvistConnector"
 CONNECTOR_MODULE: Final = "kvist_connector.engines.vllm.connector"
 ENGINE_MODULE: Final = "vllm.entrypoints.openai.api_server"

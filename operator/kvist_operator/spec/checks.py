@@ -13,6 +13,7 @@ from typing import Final
 from kvist_connector.keys import CHUNK_TOKENS
 from kvist_connector.quantity import format_bytes, format_quantity
 from kvist_operator.spec.cluster import CacheCluster
+from kvist_operator.spec.engine import CPU_BLOCK_TOKENS, CPU_KV_BYTES
 from kvist_operator.spec.model_facts import ModelFacts
 
 # Beside slots the arena holds a superblock, headers and padding.
@@ -69,7 +70,7 @@ def chunk_supported(cluster: CacheCluster, facts: Facts) -> Violation | None:
 def chunk_divides(cluster: CacheCluster, facts: Facts) -> Violation | None:
     """Loads and stores move whole blocks of a chunk."""
     cache, engine = cluster.spec.cache, cluster.spec.engine
-    block = engine.block_size or (32 if facts.cpu else 16)
+    block = engine.block_size or (CPU_BLOCK_TOKENS if facts.cpu else 16)
     if not cache.enabled or cache.chunk_tokens % block == 0:
         return None
     return Violation(
@@ -83,7 +84,7 @@ def chunk_divides(cluster: CacheCluster, facts: Facts) -> Violation | None:
 def cpu_block(cluster: CacheCluster, facts: Facts) -> Violation | None:
     """vLLM's CPU attention."""
     block = cluster.spec.engine.block_size
-    if not facts.cpu or block is None or block % 32 == 0:
+    if not facts.cpu or block is None or block % CPU_BLOCK_TOKENS == 0:
         return None
     return Violation(
         "spec.engine.blockSize",
@@ -169,14 +170,10 @@ def memory_fits(cluster: CacheCluster, facts: Facts) -> Violation | None:
     if limit is None:
         return None
     arena = cache.memory if cache.enabled else 0
-    kv = (engine.kv_cache_memory or 0) if facts.cpu else 0
+    kv = (engine.kv_cache_memory or CPU_KV_BYTES) if facts.cpu else 0
     if (arena + kv) * engine.replicas <= limit:
         return None
-    field, size = (
-        ("spec.cache.memory", cache.memory)
-        if arena >= kv
-        else ("spec.engine.kvCacheMemory", engine.kv_cache_memory or 0)
-    )
+    field, size = ("spec.cache.memory", cache.memory) if arena >= kv else ("spec.engine.kvCacheMemory", kv)
     return Violation(
         field,
         format_quantity(size),

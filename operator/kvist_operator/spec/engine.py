@@ -25,6 +25,10 @@ OWNED_FLAGS: Final = {
     "--lora-modules": "model.loraAdapters",
     "--enable-lora": "model.loraAdapters",
 }
+# CPU attention takes pages of a multiple of 32 tokens.
+CPU_BLOCK_TOKENS: Final = 32
+# vLLM's own choice on CPUs is a share of all memory, for every engine anew.
+CPU_KV_BYTES: Final = 1024**3
 Argument = Annotated[str, StringConstraints(max_length=4096)]
 
 
