@@ -151,7 +151,7 @@ async def build(settings: RouterSettings) -> AsyncIterator[Running]:
             aiohttp.ClientSession(trust_env=False) as others,
             _mind(settings, others, MindMetrics(registry)) as mind,
         ):
-            upstream = Upstream(engines, limits)
+            upstream = Upstream(engines)
             relay = Relay(mind, upstream, limits, RelayMetrics(registry), settings.tenant.header)
             apps: list[tuple[ASGIApp, socket.socket]] = [
                 (Endpoint(relay, rest_app(mind, registry)), endpoint_socket),

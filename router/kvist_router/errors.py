@@ -2,8 +2,7 @@
 
 RouterError
   Refused            answer the client with the refusal inside
-  UpstreamError      an engine failed before its first body byte: try another, else 502 or 504
-    UpstreamTimeoutError  a deadline passed: 504, never tried again
+  UpstreamError      an engine failed before its first body byte: try another, else 502
   FeedError          the mirror is not to be believed: reconnect, take a new snapshot
   NotExact           tokens cannot be derived here: ask an engine
 """
@@ -31,10 +30,6 @@ class UpstreamError(RouterError):
     def __init__(self, message: str, *, unreachable: bool = False) -> None:
         super().__init__(message)
         self.unreachable = unreachable
-
-
-class UpstreamTimeoutError(UpstreamError):
-    """An engine let a deadline pass."""
 
 
 class FeedError(RouterError):

@@ -103,6 +103,16 @@ async def test_questions_at_once_get_their_own_answers(minds: Minds) -> None:
     assert lengths == [len(item) // 4 for item in bodies]
 
 
+async def test_a_question_given_up_leaves_nothing_in_flight(minds: Minds, until) -> None:
+    asking = asyncio.create_task(minds.mind.decide(body(), CHAT))
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    follow_up = await minds.mind.decide(body(), CHAT)  # the first answer, if any, came before this one
+    await minds.mind.report(follow_up.id, Report("ended"))
+    await until(lambda: len(minds.local.in_flight) == 0)
+
+
 async def test_a_relay_that_vanishes_leaves_nothing_in_flight(minds: Minds, until) -> None:
     if not isinstance(minds.mind, MindClient):
         pytest.skip("a relay in the mind's process cannot vanish alone")

@@ -148,15 +148,20 @@ class MindClient:
             self._reading = asyncio.create_task(self._read(reader, self._writer))
             return True
 
+    async def _answered(self, message: _Answer) -> None:
+        future = self._open.get(message.number)
+        if future is not None and not future.done():
+            future.set_result(message.answer)
+        elif isinstance(message.answer, Decision):  # its client left meanwhile
+            await self.report(message.answer.id, Report("cancelled"))
+
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         decoder: FrameDecoder[_Answer] = FrameDecoder(_Answer)
         try:
             with contextlib.suppress(FrameError, OSError):
                 while data := await reader.read(READ_BYTES):
                     for message in decoder.feed(data):
-                        future = self._open.get(message.number)
-                        if future is not None and not future.done():
-                            future.set_result(message.answer)
+                        await self._answered(message)
         finally:
             writer.close()
             self._writer = None

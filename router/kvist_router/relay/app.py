@@ -7,15 +7,13 @@ ends, the mind hears of it exactly once per attempt.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
-from kvist_router.errors import Refused, UpstreamError, UpstreamTimeoutError
+from kvist_router.errors import Refused, UpstreamError
 from kvist_router.metrics import RelayMetrics
 from kvist_router.mind.interface import Decision, Metadata, Mind, Path, Refusal, Report
 from kvist_router.relay import answers
@@ -23,10 +21,19 @@ from kvist_router.relay.body import ClientGone, read_body
 from kvist_router.relay.budget import RetryBudget
 from kvist_router.relay.headers import kvist_headers, request_headers, response_headers
 from kvist_router.relay.upstream import Attempt, Upstream
-from kvist_router.relay.watch import Watch
+from kvist_router.relay.watch import Reason, Watch, Watchdog
 from kvist_router.settings import LimitSettings
 
 PATHS: dict[str, Path] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+
+_ACCEPTED, _FIRST_BYTE = Report("accepted"), Report("first_byte")
+_REPORTED = Report("failed")  # the mind has heard of this attempt's end already
+_LATE = {
+    "body": answers.SLOW_BODY,
+    "decision": answers.NO_DECISION,
+    "first byte": answers.TOO_LATE,
+    "no progress": answers.TOO_LATE,
+}
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +63,10 @@ class Relay:
         self._metrics = metrics
         self._budget = RetryBudget(limits.retry_ratio)
         self._tenant_header = tenant_header.encode()
+        self._dog = Watchdog()
+        # Looked up once: finding a labelled series costs as much as counting in it.
+        self._ttft = [metrics.ttft.labels(cache) for cache in ("cold", "warm")]
+        self._itl = [metrics.itl.labels(cache) for cache in ("cold", "warm")]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
@@ -77,17 +88,26 @@ class Relay:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> str:
         started = time.monotonic()
         headers = scope["headers"]
-        body = await read_body(receive, headers, self._limits.body_bytes, self._limits.body_seconds)
-        tenant = next((value for name, value in headers if name == self._tenant_header), b"")
-        metadata = Metadata(PATHS[scope["path"]], tenant.decode("latin-1"))
-        async with Watch(receive, self._limits.idle_seconds) as watch:
+        answered = False
+        async with self._dog.watch(receive) as watch:
+            watch.phase("body", self._limits.body_seconds)
+            body = await read_body(receive, headers, self._limits.body_bytes)
+            tenant = next((value for name, value in headers if name == self._tenant_header), b"")
+            metadata = Metadata(PATHS[scope["path"]], tenant.decode("latin-1"))
             exchange = _Exchange(scope, send, watch, body, metadata, started)
-            return await self._route(exchange)
-        return "cancelled" if watch.reason == "client gone" else "failed"
+            try:
+                return await self._route(exchange)
+            finally:
+                answered = exchange.answered
+        if watch.reason == "client gone":
+            raise ClientGone
+        if not answered:
+            raise Refused(_LATE[watch.reason])
+        return "failed"  # the client sees a truncated answer: its connection is closed
 
     async def _route(self, exchange: _Exchange) -> str:
         self._budget.request()
-        decision = await self._decide(exchange.body, exchange.metadata)
+        decision = await self._decide(exchange, exchange.metadata)
         result = await self._attempt(exchange, decision, may_retry=True)
         if isinstance(result, Decision):
             self._metrics.retries.inc()
@@ -95,55 +115,51 @@ class Relay:
         assert isinstance(result, str)  # an attempt without retry never asks for one
         return result
 
-    async def _decide(self, body: bytes, metadata: Metadata) -> Decision:
-        try:
-            async with asyncio.timeout(self._limits.decide_seconds):
-                decision = await self._mind.decide(body, metadata)
-        except TimeoutError as error:
-            raise Refused(answers.NO_DECISION) from error
+    async def _decide(self, exchange: _Exchange, metadata: Metadata) -> Decision:
+        exchange.watch.phase("decision", self._limits.decide_seconds)
+        decision = await self._mind.decide(exchange.body, metadata)
         if isinstance(decision, Refusal):
             raise Refused(decision)
         return decision
 
     async def _attempt(self, exchange: _Exchange, decision: Decision, may_retry: bool) -> str | Decision:
         """Relay one replica's answer: how it ended, or the decision for the second attempt."""
-        end: Report | None = Report("cancelled")
+        attempt: Attempt | None = None
+        end: Report | None = None
         try:
-            async with self._open(exchange, decision) as attempt:
-                if attempt.status < 500:
-                    await self._mind.report(decision.id, Report("accepted"))
-                    await self._mind.report(decision.id, Report("first_byte"))
-                else:
-                    end = None
-                    await self._end(decision, UpstreamError(f"status {attempt.status}"))
-                    second = await self._second(exchange, decision) if may_retry else None
-                    if second is not None:
-                        return second
-                await self._relay(exchange, decision, attempt)
-                if end is not None:
-                    end = Report("ended", error=_status(attempt.status))
-                return _outcome(attempt.status)
+            attempt = await self._open(exchange, decision)
+            if attempt.status < 500:
+                await self._mind.report(decision.id, _ACCEPTED)
+                await self._mind.report(decision.id, _FIRST_BYTE)
+            else:
+                end = await self._fail(decision, UpstreamError(f"status {attempt.status}"))
+                second = await self._second(exchange, decision) if may_retry else None
+                if second is not None:
+                    return second
+            await self._relay(exchange, decision, attempt)
+            end = end or Report("ended", error="" if attempt.status < 400 else f"status {attempt.status}")
+            return _outcome(attempt.status)
         except UpstreamError as error:
-            end = None
-            await self._end(decision, error)
+            end = await self._fail(decision, error)
             return await self._failed(exchange, decision, error, may_retry)
         finally:
-            if end is not None:
-                await self._mind.report(decision.id, end)
+            if attempt is not None:
+                attempt.close()
+            if end is not _REPORTED:
+                await self._mind.report(decision.id, end or _stopped(exchange.watch.reason))
 
-    async def _end(self, decision: Decision, error: UpstreamError) -> None:
-        """Report a failed attempt; before a retry, since that has the same id."""
+    async def _fail(self, decision: Decision, error: UpstreamError) -> Report:
+        """Report a failed attempt now: a retry has the same id."""
         self._metrics.upstream_errors.labels(decision.replica).inc()
         _log.warning("request %s failed at %s: %s", decision.id, decision.replica, error)
         await self._mind.report(decision.id, Report("failed", str(error), error.unreachable))
+        return _REPORTED
 
     async def _failed(
         self, exchange: _Exchange, decision: Decision, error: UpstreamError, may_retry: bool
     ) -> str | Decision:
         if exchange.answered:
             return "failed"  # the client sees a truncated answer: its connection is closed
-        if isinstance(error, UpstreamTimeoutError):
-            raise Refused(answers.TOO_LATE) from error
         second = await self._second(exchange, decision) if may_retry else None
         if second is None:
             raise Refused(answers.bad_gateway(f"{decision.replica}: {error}")) from error
@@ -155,24 +171,26 @@ class Relay:
             return None
         retry = Metadata(exchange.metadata.path, exchange.metadata.tenant, first.id, (first.replica,))
         try:
-            return await self._decide(exchange.body, retry)
+            return await self._decide(exchange, retry)
         except Refused:
             return None
 
-    def _open(self, exchange: _Exchange, decision: Decision) -> AbstractAsyncContextManager[Attempt]:
+    async def _open(self, exchange: _Exchange, decision: Decision) -> Attempt:
+        exchange.watch.phase("first byte", self._limits.first_byte_seconds)
         url = decision.url + exchange.scope["path"]
         query = exchange.scope["query_string"]
         if query:
             url += "?" + query.decode("latin-1")
         headers = request_headers(exchange.scope["headers"], decision.id)
-        return self._upstream.open(url, headers, exchange.body if decision.body is None else decision.body)
+        body = exchange.body if decision.body is None else decision.body
+        return await self._upstream.open(url, headers, body)
 
     async def _relay(self, exchange: _Exchange, decision: Decision, attempt: Attempt) -> None:
-        watch, send = exchange.watch, exchange.send
+        watch, send, idle = exchange.watch, exchange.send, self._limits.idle_seconds
         added = kvist_headers(decision.id, decision.replica, decision.predicted_tokens)
         first_at = time.monotonic()
         exchange.answered = True
-        watch.beat()
+        watch.phase("no progress", idle)
         await send(
             {
                 "type": "http.response.start",
@@ -180,25 +198,26 @@ class Relay:
                 "headers": response_headers(attempt.headers, added),
             }
         )
-        await send({"type": "http.response.body", "body": attempt.first, "more_body": True})
-        pieces = 0
-        async for piece in attempt.rest():
-            watch.beat()
+        pieces, piece = 0, attempt.first
+        while piece:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
+            watch.phase("no progress", idle)
+            piece = await attempt.next()
             pieces += 1
         await send({"type": "http.response.body", "body": b""})
         if decision.stream and attempt.status < 400:
-            cache = "warm" if decision.predicted_tokens else "cold"
-            self._metrics.ttft.labels(cache).observe(first_at - exchange.started)
-            if pieces:
-                self._metrics.itl.labels(cache).observe((time.monotonic() - first_at) / pieces)
-
-
-def _status(status: int) -> str:
-    return "" if status < 400 else f"status {status}"
+            warm = decision.predicted_tokens > 0
+            self._ttft[warm].observe(first_at - exchange.started)
+            if pieces > 1:
+                self._itl[warm].observe((time.monotonic() - first_at) / (pieces - 1))
 
 
 def _outcome(status: int) -> str:
     if status < 400:
         return "ended"
     return "rejected" if status < 500 else "failed"
+
+
+def _stopped(reason: Reason) -> Report:
+    """The end of an attempt that was cancelled."""
+    return Report("failed", error=f"deadline: {reason}") if reason in _LATE else Report("cancelled")

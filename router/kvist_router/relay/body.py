@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 
 from starlette.types import Receive
 
 from kvist_router.errors import Refused
 from kvist_router.mind.interface import Refusal
-from kvist_router.relay.answers import SLOW_BODY
 
 
 class ClientGone(Exception):  # noqa: N818 - a state, not a fault
     """The client closed its connection."""
 
 
-async def read_body(
-    receive: Receive, headers: Iterable[tuple[bytes, bytes]], most: int, seconds: float
-) -> bytes:
-    """The whole body; raises Refused for one that is too long or too slow, ClientGone."""
+async def read_body(receive: Receive, headers: Iterable[tuple[bytes, bytes]], most: int) -> bytes:
+    """The whole body; raises Refused for one that is too long, ClientGone. The caller has the deadline."""
     lengths = {value for name, value in headers if name == b"content-length"}
     if len(lengths) > 1:
         raise Refused(Refusal(400, "two different Content-Length headers", code="conflicting_lengths"))
     for length in lengths:
         if length.isdigit() and int(length) > most:
             raise Refused(_too_long(most))
-    try:
-        async with asyncio.timeout(seconds):
-            return await _read(receive, most)
-    except TimeoutError as error:
-        raise Refused(SLOW_BODY) from error
-
-
-async def _read(receive: Receive, most: int) -> bytes:
     pieces: list[bytes] = []
     size = 0
     while True:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from kvist_connector import names
 
@@ -23,23 +23,22 @@ _REQUEST_DROPPED = _HOP_BY_HOP | {
 _KVIST = names.HEADER_PREFIX.encode()
 
 
-def request_headers(headers: Iterable[tuple[bytes, bytes]], request_id: str) -> list[tuple[str, str]]:
+def request_headers(headers: Sequence[tuple[bytes, bytes]], request_id: str) -> list[tuple[str, str]]:
     """Headers for the engine: the client's without hop-by-hop, credentials and ours; with our request id."""
-    pairs = list(headers)
-    dropped = _REQUEST_DROPPED | _named_by_connection(pairs)
+    dropped = _with_named(_REQUEST_DROPPED, headers)
     kept = [
         (name.decode("latin-1"), value.decode("latin-1"))
-        for name, value in pairs
+        for name, value in headers
         if name not in dropped and not name.startswith(_KVIST)
     ]
     kept.append(("x-request-id", request_id))
     return kept
 
 
-def response_headers(headers: Iterable[tuple[bytes, bytes]], added: RawHeaders) -> RawHeaders:
+def response_headers(headers: Sequence[tuple[bytes, bytes]], added: RawHeaders) -> RawHeaders:
     """Headers for the client: the engine's without hop-by-hop and without any that claims to be ours."""
     pairs = [(name.lower(), value) for name, value in headers]
-    dropped = _HOP_BY_HOP | _named_by_connection(pairs)
+    dropped = _with_named(_HOP_BY_HOP, pairs)
     kept = [(name, value) for name, value in pairs if name not in dropped and not name.startswith(_KVIST)]
     return kept + added
 
@@ -53,7 +52,9 @@ def kvist_headers(request_id: str, replica: str, predicted_tokens: int) -> RawHe
     ]
 
 
-def _named_by_connection(pairs: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
-    return frozenset(
-        item.strip().lower() for name, value in pairs if name == b"connection" for item in value.split(b",")
-    )
+def _with_named(dropped: frozenset[bytes], pairs: Sequence[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    """`dropped` and the headers that a Connection header names."""
+    for name, value in pairs:
+        if name == b"connection":
+            dropped |= {item.strip().lower() for item in value.split(b",")}
+    return dropped
