@@ -27,12 +27,13 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14; absent from the mmap module
 class ArenaView:
     """Headers and region of one rank. `bytes_of` slots are raw bytes, layer after layer."""
 
-    def __init__(self, path: Path, geometry: Geometry, rank: int) -> None:
+    def __init__(self, path: Path, geometry: Geometry, rank: int, epoch: int = 0) -> None:
         if not 0 <= rank < geometry.ranks:
             raise UnsupportedError(f"rank {rank} is outside the arena's {geometry.ranks} ranks")
         self.path = path
         self.geometry = geometry
         self.rank = rank
+        self.epoch = epoch  # the agent's, when it last announced this file
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             status = os.fstat(fd)

@@ -22,10 +22,10 @@ import pytest
 
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-import torch  # noqa: E402
-from blake3 import blake3  # noqa: E402
-from vllm import SamplingParams  # noqa: E402
-from vllm.config import (  # noqa: E402
+import torch
+from blake3 import blake3
+from vllm import SamplingParams
+from vllm.config import (
     CacheConfig,
     DeviceConfig,
     KVTransferConfig,
@@ -34,26 +34,26 @@ from vllm.config import (  # noqa: E402
     SpeculativeConfig,
     VllmConfig,
 )
-from vllm.utils.hashing import sha256  # noqa: E402
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash  # noqa: E402
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: E402
-from vllm.v1.core.sched.output import SchedulerOutput  # noqa: E402
-from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
-from vllm.v1.kv_cache_interface import (  # noqa: E402
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheTensor,
 )
-from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput  # noqa: E402
-from vllm.v1.request import Request  # noqa: E402
-from vllm.v1.structured_output import StructuredOutputManager  # noqa: E402
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
 
-from kvist_connector.engines.vllm.connector import KvistConnector, engine_layout, make_copier  # noqa: E402
-from kvist_connector.engines.vllm.config import read_config  # noqa: E402
-from kvist_connector.engines.vllm.layout import layer_index, read_pages  # noqa: E402
-from kvist_connector.engines.vllm.worker import WorkerHalf  # noqa: E402
-from kvist_connector.testing.fake_agent import FakeAgent  # noqa: E402
+from kvist_connector.engines.vllm.config import read_config
+from kvist_connector.engines.vllm.connector import KvistConnector, engine_layout, make_copier
+from kvist_connector.engines.vllm.layout import layer_index, read_pages
+from kvist_connector.engines.vllm.worker import WorkerHalf
+from kvist_connector.testing.fake_agent import FakeAgent
 
 BLOCK = 32
 CHUNK = 256
@@ -107,7 +107,9 @@ class Simulator:
         return self.scheduler.connector._scheduler
 
     def add(self, request_id: str, prompt: list[int], max_tokens: int = 4, **options: Any) -> Request:
-        sampling = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, **options.pop("sampling", {}))
+        sampling = SamplingParams(
+            max_tokens=max_tokens, temperature=0, ignore_eos=True, **options.pop("sampling", {})
+        )
         sampling.update_from_generation_config({}, 1)
         request = Request(
             request_id=request_id,
@@ -157,7 +159,9 @@ class Simulator:
             if not (self.scheduler.has_requests() or self.in_flight):
                 return
             self.step() if self.scheduler.has_requests() else self.take_back()
-        raise AssertionError(f"requests did not end within {limit} steps: {self.outputs.keys() - self.finished}")
+        raise AssertionError(
+            f"requests did not end within {limit} steps: {self.outputs.keys() - self.finished}"
+        )
 
     def answer(self, prompt: list[int], max_tokens: int = 4, **options: Any) -> list[int]:
         """One request alone, to its end."""
@@ -349,7 +353,10 @@ class SimulatorFactory:
         speculative = None
         if spec_tokens:
             speculative = SpeculativeConfig(
-                method="ngram", num_speculative_tokens=spec_tokens, prompt_lookup_max=3, target_model_config=model
+                method="ngram",
+                num_speculative_tokens=spec_tokens,
+                prompt_lookup_max=3,
+                target_model_config=model,
             )
         return VllmConfig(
             model_config=model,
@@ -360,14 +367,22 @@ class SimulatorFactory:
             speculative_config=speculative,
         )
 
-    def __call__(self, *, blocks: int = 600, asynchronous: bool = False, ready: bool = True, **options: Any) -> Simulator:
+    def __call__(
+        self, *, blocks: int = 600, asynchronous: bool = False, ready: bool = True, **options: Any
+    ) -> Simulator:
         config = self.config(asynchronous, **options)
-        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=TOKEN_BYTES // 2, dtype=torch.uint8)
+        spec = FullAttentionSpec(
+            block_size=BLOCK, num_kv_heads=1, head_size=TOKEN_BYTES // 2, dtype=torch.uint8
+        )
         names = [f"layer.{index}" for index in range(LAYERS)]
         page = BLOCK * TOKEN_BYTES
         cache = KVCacheConfig(
             num_blocks=blocks,
-            kv_cache_tensors=[KVCacheTensor(size=page * blocks * LAYERS, layers=names, layer_stride=page * blocks, block_stride=page)],
+            kv_cache_tensors=[
+                KVCacheTensor(
+                    size=page * blocks * LAYERS, layers=names, layer_stride=page * blocks, block_stride=page
+                )
+            ],
             kv_cache_groups=[KVCacheGroupSpec(names, spec)],
         )
         config.cache_config.num_gpu_blocks = blocks
@@ -377,7 +392,9 @@ class SimulatorFactory:
         caches = [{name: torch.zeros(blocks, BLOCK, TOKEN_BYTES, dtype=torch.uint8) for name in names}]
         table = read_pages(caches[0], blocks, BLOCK, CHUNK)
         worker = WorkerHalf(facts, 0, self.agent.socket_path)
-        worker.register(make_copier(table), layer_index(caches[0], table), engine_layout(facts, table, {"model": "tiny"}))
+        worker.register(
+            make_copier(table), layer_index(caches[0], table), engine_layout(facts, table, {"model": "tiny"})
+        )
         kind = AsyncScheduler if asynchronous else Scheduler
         scheduler = kind(
             vllm_config=config,

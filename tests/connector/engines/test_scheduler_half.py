@@ -193,10 +193,8 @@ def test_two_requests_on_one_failed_chunk_are_both_right(engine, oracle, fake_ag
     fake_agent.wait_for(lambda: len(fake_agent.chunks) == 2)
     simulator.forget_local()
     victim = list(fake_agent.chunks)[0]
-    simulator.before_step = (
-        lambda output: output.has_sync_kv_loads
-        and victim in fake_agent.chunks
-        and fake_agent.take_away(victim)
+    simulator.before_step = lambda output: (
+        output.has_sync_kv_loads and victim in fake_agent.chunks and fake_agent.take_away(victim)
     )
     simulator.add("one", prompt)
     simulator.add("two", prompt)

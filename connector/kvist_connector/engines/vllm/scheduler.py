@@ -499,8 +499,12 @@ class SchedulerHalf:
         self._ledger.known.add(state.keys[: answer.known])
 
     def _use_arena(self, arena: Arena) -> None:
-        changed = self._arena is None or self._arena.fingerprint != arena.fingerprint
-        self._arena = arena
+        before, self._arena = self._arena, arena
+        changed = before is None or before.fingerprint != arena.fingerprint
+        if before is not None and before.epoch != arena.epoch:
+            self._ledger.reset()  # formatted anew on this connection: grants and answers are void
+            for state in self._states.values():
+                state.forget_agent()
         self._enabled = self._enabled and arena.geometry.slots > 0
         self._ledger.known.grow(4 * arena.geometry.slots)
         for state in self._states.values():

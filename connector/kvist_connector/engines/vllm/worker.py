@@ -57,7 +57,6 @@ class WorkerHalf:
         self._locks: dict[Path, MemberLock] = {}
         self._next: ArenaView | None = None  # mapped, to be used from the next step on
         self._current: ArenaView | None = None
-        self._epochs: dict[tuple[int, int], int] = {}  # identity of a mapped file -> its last epoch
         self._loads_open = False
         self._failed_pages: set[int] = set()
         self._failed_keys: set[bytes] = set()
@@ -115,7 +114,7 @@ class WorkerHalf:
         self._end_loads()
         if not plan.stores or self._transfer is None:
             return
-        usable = self._current is not None and self._epochs.get(self._current.identity) == plan.epoch
+        usable = self._current is not None and self._current.epoch == plan.epoch
         self._transfer.store(plan.stores) if usable else self._transfer.refuse(plan.stores)
 
     def failed_pages(self) -> set[int]:
@@ -191,22 +190,20 @@ class WorkerHalf:
 
     def _prepare(self, arena: Arena) -> None:
         """Lock, map and populate; the next step takes it over."""
-        if arena.geometry.slots == 0:
-            return
+        if arena.geometry.slots == 0 or not arena.path:
+            return  # the agent keeps an index only
         path = Path(arena.path)
         try:
             if path not in self._locks:
                 self._locks[path] = MemberLock(path, self._member)
-            view = ArenaView(path, arena.geometry, self._rank)
+            view = ArenaView(path, arena.geometry, self._rank, arena.epoch)
         except (OSError, KvistError) as error:
             logger.error("Kvist arena %s cannot be used, serving uncached: %s", path, error)
             return
-        used = {mapped.identity for mapped in (self._current, self._next) if mapped is not None}
-        kept = {identity: epoch for identity, epoch in self._epochs.items() if identity in used}
-        self._epochs = {**kept, view.identity: arena.epoch}
         known = self._current if self._next is None else self._next
         if known is not None and (known.identity, known.geometry) == (view.identity, view.geometry):
             view.close()  # the agent came back and kept the file
+            known.epoch = arena.epoch
             return
         self._populate(view)
 
