@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -95,6 +96,18 @@ def test_a_listener_whose_terminal_is_gone_does_not_end_supervision(stage: Any) 
     with stage.run(stage.program("engine-0")) as cluster:
         cluster.kill("engine-0")
         cluster.wait_ready("engine-0", 30)
+
+
+def test_a_program_gets_its_own_variables_and_not_those_that_would_mislead_it(
+    stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MISLEADING", "1")
+    program = replace(stage.program("engine-0"), env={"OWN": "2"}, unset=("MISLEADING",))
+    with stage.run(program) as cluster:
+        environment = psutil.Process(cluster.pid("engine-0")).environ()
+    assert environment["OWN"] == "2"
+    assert "MISLEADING" not in environment
+    assert environment["PATH"] == os.environ["PATH"]
 
 
 def test_a_program_that_is_never_healthy_fails_after_its_deadline(stage: Any) -> None:

@@ -85,6 +85,7 @@ def test_the_engine_gets_connector_events_and_the_agents_socket() -> None:
     assert events["endpoint"] == flag(agent, "--kv-events") == "tcp://127.0.0.1:8301"
     assert events["replay_endpoint"] == flag(agent, "--kv-events-replay") == "tcp://127.0.0.1:8401"
     assert flag(engine, "--kv-cache-memory-bytes") == str(512 * 1024**2)
+    assert engine.unset == ("VLLM_CPU_KVCACHE_SPACE",)
     assert engine.argv[-2:] == ("--max-num-seqs", "8")
     # Engines, agents and the admin port are for this machine only, whatever the router listens on.
     assert flag(engine, "--host") == flag(agent, "--http.host") == "127.0.0.1"

@@ -12,7 +12,7 @@ from typing import Final
 from rich.console import Console
 
 from kvist_cli.local import ClusterError, Event, EventKind, Options
-from kvist_cli.local.cluster import claim
+from kvist_cli.local.cluster import claim, start_deadline
 from kvist_cli.local.prepare import prepare, run_folder
 from kvist_cli.local.state import ClusterState, Phase, RunFolder
 from kvist_cli.progress import Progress
@@ -49,7 +49,7 @@ def start_detached(file: Path, manifest: CacheCluster, options: Options, console
                 stderr=output,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + sum(sorted({p.start_deadline for p in prepared.processes}))
+        deadline = time.monotonic() + start_deadline(prepared.processes)
         state = _watch(child, folder, progress, deadline, log)
     url = next((p.url for p in state.programs if p.role is Role.ROUTER), "")
     console.print(f"ready: {url}/v1  (supervisor pid {child.pid}; end it with `kvist down {manifest.name}`)")

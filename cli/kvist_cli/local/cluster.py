@@ -102,9 +102,8 @@ class Cluster:
         """Start ready-made processes under a folder whose lock the caller holds, and now gives away."""
         supervisor = Supervisor(name, model, processes, folder, options, environment, on_event)
         cluster = cls(supervisor, lock, folder.path, urls_of(processes), options)
-        deadline = sum(sorted({p.start_deadline for p in processes})) + _SLACK
         try:
-            cluster._call(supervisor.up(), deadline)
+            cluster._call(supervisor.up(), start_deadline(processes))
         except BaseException:
             cluster.down(flush=False)
             raise
@@ -200,6 +199,11 @@ def claim(folder: RunFolder, name: str, options: Options, on_event: OnEvent) -> 
         lock.release()
         raise
     return lock
+
+
+def start_deadline(processes: Sequence[Process]) -> float:
+    """Seconds that a whole start may take: roles wait for each other, programs of one role do not."""
+    return sum({p.role: p.start_deadline for p in processes}.values()) + _SLACK
 
 
 def urls_of(processes: Sequence[Process]) -> Urls:

@@ -179,13 +179,17 @@ class Keeper:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**self._environment, **process.env},
+                env=self._child_environment(),
                 start_new_session=True,
             )
         self._child = child
         self.identity = identify(child.pid) or Identity(pid=child.pid, start=0, boot="")
         await self._set(Phase.STARTING, EventKind.STARTING, f"pid {child.pid}, log {process.log}")
         return child
+
+    def _child_environment(self) -> dict[str, str]:
+        inherited = {k: v for k, v in self._environment.items() if k not in self.process.unset}
+        return {**inherited, **self.process.env}
 
     async def _clean_up(self, reason: str) -> None:
         identity, self.identity, self._child = self.identity, None, None

@@ -23,6 +23,8 @@ def engine_program(cluster: CacheCluster, target: Target) -> Program:
         module=ENGINE_MODULE,
         argv=tuple(_arguments(cluster, target)),
         env=_environment(cluster, target),
+        # It would override --kv-cache-memory-bytes.
+        unset=("VLLM_CPU_KVCACHE_SPACE",),
         health=Health("engine", "/health", cluster.spec.engine.startup_deadline),
         ports=("engine", "kv-events", "kv-events-replay") if cached else ("engine",),
         volumes=(Volume(VolumeKind.MODEL), *((Volume(VolumeKind.RUN),) if cached else ())),

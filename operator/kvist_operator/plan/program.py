@@ -68,6 +68,7 @@ class Program:
     health: Health
     ports: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()  # variables that must not reach it from where it is started
     files: Mapping[str, str] = field(default_factory=dict)  # config file name -> text
     volumes: tuple[Volume, ...] = ()
     devices: int = 0  # accelerators it takes; 0 on CPUs

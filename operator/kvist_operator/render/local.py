@@ -57,6 +57,7 @@ class Process:
     disk: Path | None = None
     disk_size: int = 0
     socket: Path | None = None
+    unset: tuple[str, ...] = ()
 
 
 def render(plan: Plan, machine: Machine) -> tuple[Process, ...]:
@@ -123,6 +124,7 @@ def _common(
         replica=replica,
         argv=(machine.python, "-m", program.module, *(fill(a, values) for a in program.argv)),
         env={key: fill(text, values) for key, text in program.env.items()},
+        unset=program.unset,
         files={machine.run_dir / file: _fill_yaml(text, values) for file, text in program.files.items()},
         folders=(*folders, disk) if disk else tuple(folders),
         ports=ports,
