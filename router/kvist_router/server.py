@@ -84,6 +84,7 @@ def _config(app: ASGIApp, drain_seconds: float) -> uvicorn.Config:
         lifespan="off",
         ws="none",
         access_log=False,
+        proxy_headers=False,
         log_config=None,
         server_header=False,
         date_header=False,

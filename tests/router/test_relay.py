@@ -329,6 +329,20 @@ async def test_with_a_cluster_secret_the_salt_is_the_tenants(router, http, tmp_p
         assert "forged" not in salts
 
 
+async def test_a_fault_of_the_router_itself_is_a_500_in_openai_form(router, http, monkeypatch) -> None:
+    async def fault(*_: Any) -> None:
+        raise RuntimeError("a bug")
+
+    async with FakeEngine() as engine:
+        running = await router(replicas=replicas(engine))
+        monkeypatch.setattr(running.mind, "decide", fault)
+        async with http.post(running.url + CHAT, json=chat()) as answer:
+            assert answer.status == 500
+            error = await error_of(answer)
+        assert error["code"] == "internal_error"
+        assert "a bug" not in error["message"]
+
+
 async def test_models_are_those_of_the_engines(router, http) -> None:
     async with FakeEngine("a") as first, FakeEngine("b") as second:
         running = await router(replicas=replicas(first, second))

@@ -27,6 +27,7 @@ from kvist_router.settings import LimitSettings
 PATHS: dict[str, Path] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 
 _ACCEPTED, _FIRST_BYTE = Report("accepted"), Report("first_byte")
+_ENDS = ("ended", "rejected", "refused", "cancelled", "failed")
 _REPORTED = Report("failed")  # the mind has heard of this attempt's end already
 _LATE = {
     "body": answers.SLOW_BODY,
@@ -66,6 +67,7 @@ class Relay:
         self._dog = Watchdog()
         # Looked up once: finding a labelled series costs as much as counting in it.
         self._ttft = [metrics.ttft.labels(cache) for cache in ("cold", "warm")]
+        self._ends = {end: metrics.requests.labels(end) for end in _ENDS}
         self._itl = [metrics.itl.labels(cache) for cache in ("cold", "warm")]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,7 +85,7 @@ class Relay:
             outcome = "cancelled"
         finally:
             self._metrics.in_flight.dec()
-            self._metrics.requests.labels(outcome).inc()
+            self._ends[outcome].inc()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> str:
         started = time.monotonic()
@@ -97,6 +99,13 @@ class Relay:
             exchange = _Exchange(scope, send, watch, body, metadata, started)
             try:
                 return await self._route(exchange)
+            except (Refused, ClientGone):
+                raise
+            except Exception as error:  # the boundary of a request: the client gets an answer in any case
+                _log.exception("request failed in the router")
+                if exchange.answered:
+                    return "failed"
+                raise Refused(answers.INTERNAL) from error
             finally:
                 answered = exchange.answered
         if watch.reason == "client gone":
