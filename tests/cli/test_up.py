@@ -269,7 +269,7 @@ def test_a_broken_engine_is_shown_with_its_log_and_everything_else_ends(shell: S
     shell.engine("raise SystemExit('engine cannot start: no such device')")
     done = shell.up()
     assert done.returncode == 1
-    assert "is failed: ended with exit code 1 before it was healthy" in done.stderr
+    assert "failed: ended with exit code 1 before it was healthy" in done.stderr
     assert "engine cannot start: no such device" in done.stderr
     assert shell.programs() == []
 

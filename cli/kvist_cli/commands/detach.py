@@ -15,6 +15,7 @@ from kvist_cli.local import ClusterError, Event, EventKind, Options
 from kvist_cli.local.cluster import claim, start_deadline
 from kvist_cli.local.prepare import prepare, run_folder
 from kvist_cli.local.state import ClusterState, Phase, RunFolder
+from kvist_cli.local.supervisor import put_aside
 from kvist_cli.progress import Progress
 from kvist_operator.plan import Role
 from kvist_operator.spec import CacheCluster
@@ -41,6 +42,7 @@ def start_detached(file: Path, manifest: CacheCluster, options: Options, console
             lock.release()
         log = folder.path / "logs" / "supervisor.log"
         log.parent.mkdir(parents=True, exist_ok=True)
+        put_aside(log)
         with log.open("ab") as output:
             child = subprocess.Popen(
                 [sys.executable, "-m", "kvist_cli", "up", "--file", str(file.absolute()), *flags(options)],

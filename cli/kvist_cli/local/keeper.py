@@ -88,7 +88,7 @@ class Keeper:
         async with self._wake:
             await self._wake.wait_for(lambda: self.phase in (Phase.READY, Phase.FAILED, Phase.STOPPED))
         if self.phase is not Phase.READY:
-            raise ClusterError(f"{self.process.name} is {self.phase}: {self.message}")
+            raise ClusterError(f"{self.process.name} {self.phase}: {self.message}")
 
     async def stop(self) -> None:
         """SIGTERM, after the deadline SIGKILL; returns when nothing of it is left. Safe to call twice."""
@@ -128,12 +128,15 @@ class Keeper:
             self._failures += 1
             # What never worked is not tried again: a wrong flag stays wrong, and its message must be seen.
             if not self._worked or self._failures > self._options.restarts:
-                await self._set(
-                    Phase.FAILED, EventKind.FAILED, f"given up after {self._failures} failures in a row"
-                )
+                await self._set(Phase.FAILED, EventKind.FAILED, self._why_given_up())
                 return
             await self._back_off()
         await self._set(Phase.STOPPED, EventKind.STOPPED, "")
+
+    def _why_given_up(self) -> str:
+        if not self._worked:
+            return "given up: it never was healthy"
+        return f"given up after {self._failures} failures in a row"
 
     async def _once(self) -> None:
         """One process from start to end."""

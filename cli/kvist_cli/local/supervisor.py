@@ -52,7 +52,7 @@ class Supervisor:
     async def up(self) -> None:
         """Start everything in order; raises ClusterError when a program does not get healthy."""
         for keeper in self.keepers.values():
-            _put_aside(keeper.process.log)
+            put_aside(keeper.process.log)
         self._write()
         tasks = [asyncio.create_task(self._start(keeper)) for keeper in self.keepers.values()]
         try:
@@ -133,7 +133,7 @@ class Supervisor:
             self._emit(Event(EventKind.NOTE, "", f"state cannot be written: {error}"))
 
 
-def _put_aside(log: Path) -> None:
+def put_aside(log: Path) -> None:
     """The log of the run before is kept once, so that logs do not grow over runs."""
     if log.exists():
         log.replace(log.with_suffix(".previous.log"))
