@@ -182,7 +182,11 @@ class Refused(Message, frozen=True):
 
 
 class Arena(Message, frozen=True):
-    """The arena is ready to map; sent after Welcome once geometry is known, and again if it changes."""
+    """The arena is ready to map; sent after Welcome once geometry is known, and again if it changes.
+
+    With zero slots and an empty path (memory: 0) there is nothing to map: it tells the fingerprint only.
+    Grants, refs and leases of an earlier Arena of this connection are void.
+    """
 
     path: str
     geometry: Geometry
