@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from kvist_connector.arena.geometry import file_bytes, slots_that_fit
@@ -472,3 +473,64 @@ async def test_the_arena_is_really_allocated(start):
     assert geometry.slots == slots_that_fit(2 * 1024 * 1024, 1, 16384)
     assert file_bytes(geometry) <= status.st_size
     await engine.stop()
+
+
+async def test_another_size_is_refused_while_workers_map_the_arena(start, tmp_path):
+    agent = await start()
+    engine = await FakeEngine.start(agent.socket)
+    await agent.kill()
+    text = await failure(tmp_path, memory="2Mi")
+    assert "still map" in text
+    await engine.stop()
+    again = await start(memory="2Mi")
+    assert (await again.stats())["memory_bytes"] == 2 << 20
+
+
+async def test_a_feed_reader_that_leaves_is_forgotten(start):
+    agent = await start()
+    async with (
+        aiohttp.ClientSession() as client,
+        client.get(f"{agent.url}/v1/kvist/feed?reader=a") as response,
+    ):
+        await response.content.readany()
+        assert await reader_count(agent, 1)
+    await until(lambda: reader_count(agent, 0))
+    assert (await agent.get("/v1/kvist/feed"))[0] == 400
+
+
+async def reader_count(agent, count):
+    return f"kvist_agent_feed_readers {count}.0" in (await agent.get("/metrics"))[1]
+
+
+async def test_kill_9_at_any_moment_never_serves_wrong_bytes(start, tmp_path):
+    """The agent dies at arbitrary points of a stream of commits, evictions, writes and reads."""
+    settings = {"memory": 24 * 16384, "disk__path": tmp_path / "disk", "disk__size": 40 * 20480}
+    found = 0
+    for round_ in range(4):
+        agent = await start(**settings)
+        engine = await FakeEngine.start(agent.socket)
+        for number in range(6):
+            chain = keys(5, first=1000 * number)
+            answer = await engine.lookup(chain)
+            assert engine.holds(chain, answer)
+            found += len(answer.refs)
+        try:
+            async with asyncio.timeout(DEADLINE):
+                killer = asyncio.create_task(kill_after(agent, commits=7 + 5 * round_))
+                for number in range(200):
+                    chain = keys(5, first=1000 * (number % 6))
+                    await engine.store(chain)
+                    await engine.lookup(chain)
+        except ConnectionError:
+            pass
+        await killer
+        await engine.stop()
+    assert found > 0
+
+
+async def kill_after(agent, commits):
+    async def enough():
+        return (await agent.stats())["counters"].get("commits_accepted", 0) >= commits
+
+    await until(enough)
+    await agent.kill()
