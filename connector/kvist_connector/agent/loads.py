@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 # At most this share of the arena is reserved for loads under way; the rest stays for stores and hits.
 LOAD_SHARE = 0.5
+# And at most this share is kept by leases of requests that wait; beyond it nobody else waits.
+WAIT_SHARE = 0.5
 MAX_PENDING = 1024
 _RESIDENT = TierPrice(latency=0.0, bandwidth=float("inf"))
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
@@ -70,6 +72,7 @@ class Loader:
         self._reading: dict[bytes, asyncio.Future[bool]] = {}
         self._turn = asyncio.Lock()  # fair: the order of waiting is the order of service
         self._freed = asyncio.Event()
+        self._held: Counter[bytes] = Counter()  # chunks leased by waiting requests, how many times each
         self.counts: Counter[str] = Counter()
 
     @property
@@ -107,9 +110,11 @@ class Loader:
 
     def release(self, session: Session, request: str) -> None:
         """The request is over, or asks anew: its leases end, reads under way go on."""
-        load = self._loads.pop((session, request), None)
-        if load is not None and load.task is not None:
-            load.task.cancel()
+        load = self._loads.get((session, request))
+        if load is not None:
+            self._forget(load)
+            if load.task is not None:
+                load.task.cancel()
         session.leases.release(request)
 
     def abandon(self, session: Session) -> None:
@@ -133,6 +138,10 @@ class Loader:
             return lead
         if local >= len(found) * geometry.chunk_tokens:
             return lead
+        held = len(self._held) + sum(chunk.key not in self._held for chunk in found[:lead])
+        if self._loads and held > geometry.slots * WAIT_SHARE:
+            self.counts["waits_refused"] += 1
+            return lead
         most = max(1, int(geometry.slots * LOAD_SHARE))
         sizes: list[tuple[TierPrice, int]] = []
         for chunk in found[lead:]:
@@ -150,6 +159,7 @@ class Loader:
         tiers = [Tier.MEMORY if chunk.ref is not None else min(chunk.below) for chunk in planned]
         load = _Load(session, request, [chunk.key for chunk in planned], known, tiers)
         load.leased = {chunk.key: chunk for chunk in planned[:lead]}
+        self._held.update(load.leased.keys())
         later = [chunk for chunk in planned[lead:] if chunk.ref is not None]
         self._lease(load, later)
         self._loads[session, request] = load
@@ -166,8 +176,8 @@ class Loader:
             self.counts["loads_late"] += 1
         if self._loads.get((load.session, load.request)) is not load:
             return
-        del self._loads[load.session, load.request]
         self._lease_resident(load)
+        self._forget(load)
         ready = []
         for key in load.keys:
             chunk = load.leased.get(key)
@@ -264,6 +274,12 @@ class Loader:
         fresh = [chunk for chunk in chunks if chunk.key not in load.leased]
         if fresh and load.session.leases.take(load.request, fresh):
             load.leased.update((chunk.key, chunk) for chunk in fresh)
+            self._held.update(chunk.key for chunk in fresh)
+
+    def _forget(self, load: _Load) -> None:
+        """The request no longer waits; its leases are its own business from now on."""
+        del self._loads[load.session, load.request]
+        self._held -= Counter(load.leased.keys())
 
     def _answer(
         self,

@@ -240,6 +240,33 @@ async def test_waiting_loads_are_served_in_order_when_room_comes(agent):
     await engine.stop()
 
 
+async def test_waiting_requests_keep_at_most_their_share(agent):
+    """40 of 63 slots would be leased by two requests that wait: the second is answered at once."""
+    harness, engine = await stocked(agent, chunks=22)
+    other = keys(22, first=10_000)
+    await engine.store(other)
+    await engine.lookup(other)
+    assert await harness.parts.writebehind.flush(DEADLINE)
+    for chain in (keys(22), other):
+        await engine.lookup(chain, "warm")
+        harness.parts.memory.drop(harness.parts.catalog.resident(chain[20]))
+        harness.parts.memory.drop(harness.parts.catalog.resident(chain[21]))
+    harness.faulty.gate.clear()
+    ask(engine, keys(22), "first")
+    assert len((await answer(engine, "first", pending=True)).refs) == 20
+    ask(engine, other, "second")
+    assert len((await answer(engine, "second")).refs) == 20
+    # Sharing what another one waits with costs nothing.
+    ask(engine, keys(22), "sharing")
+    assert len((await answer(engine, "sharing", pending=True)).refs) == 20
+    harness.faulty.gate.set()
+    assert len((await answer(engine, "first")).refs) == 22
+    ask(engine, other, "third")
+    assert len((await answer(engine, "third")).refs) == 22
+    harness.check()
+    await engine.stop()
+
+
 async def test_a_commit_during_the_load_of_its_key_is_a_duplicate(agent):
     harness, engine = await stocked(agent, chunks=1)
     harness.faulty.gate.clear()
