@@ -79,6 +79,7 @@ def describe(replica: Replica) -> dict[str, Any]:
             "epoch": opening.epoch if opening else None,
             "fingerprint": opening.fingerprint.hex() if opening else "",
             "gpu_known": replica.mirror.gpu_known,
+            "gpu_doubted": replica.gpu_doubted,
             "keys": len(replica.mirror),
             "overflow": replica.mirror.overflow,
             "engine_connected": replica.engine_connected,

@@ -274,6 +274,23 @@ async def test_predictions_are_joined_with_what_happened(cluster, until, http) -
         assert answer.status == 404
 
 
+async def test_a_gpu_view_that_records_contradict_is_replaced_by_the_own_dispatches(cluster, until) -> None:
+    agents = [FakeAgent(opening(gpu_known=True)) for _ in range(2)]  # whose KV events never arrive
+    started = await cluster(*agents)
+    sent = await started.mind.decide(body(TOKENS[:600]), COMPLETIONS)
+    for event in ("first_byte", "ended"):
+        await started.mind.report(sent.id, Report(event))
+    agent, replica = agents[int(sent.replica[1])], started.mind.replicas[sent.replica]
+    agent.record(record("another", 600, b"", gpu=512))
+    await until(lambda: replica.gpu_doubted)
+    replica.pending.clear()
+    decision = await started.decide()
+    assert (decision.replica, decision.predicted_tokens) == (sent.replica, 512)
+    agent.delta(Tier.GPU, KEYS[:1])
+    await until(lambda: not replica.gpu_doubted)
+    assert (await started.decide()).predicted_tokens == 256
+
+
 async def test_unmanaged_engines_are_followed_by_the_own_dispatches(router) -> None:
     async with FakeEngine() as first, FakeEngine() as second:
         running = await router(replicas=[{"name": "a", "url": first.url}, {"name": "b", "url": second.url}])

@@ -12,8 +12,8 @@ import hmac
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from os import urandom
 from random import Random
-from uuid import uuid4
 
 from kvist_connector.keys import root_key
 from kvist_connector.protocol import feed
@@ -145,7 +145,7 @@ class LocalMind:
             raise Refused(_too_long(max(lengths), model.longest, request))
         tokens = sum(lengths) if lengths else len(body) // TOKEN_CHARACTERS
         question = _Question(
-            metadata.id or uuid4().hex, request, model, self._salt(request, metadata), prompts, tokens
+            metadata.id or urandom(16).hex(), request, model, self._salt(request, metadata), prompts, tokens
         )
         return question, replicas
 

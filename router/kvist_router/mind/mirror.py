@@ -121,6 +121,10 @@ class Mirror:
             count += 1
         return count
 
+    def on_gpu(self) -> bool:
+        """Whether anything at all is on the GPU; stops at the first such key."""
+        return any(mask & GPU_BIT for mask in self._tiers.values())
+
     def has(self, key: bytes) -> bool:
         """Whether any tier holds the key."""
         return key in self._tiers

@@ -6,6 +6,7 @@ other tokens moves the model to asking the engine.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from kvist_connector.protocol.engine import RequestRecord
@@ -16,6 +17,8 @@ from kvist_router.mind.interface import Report
 from kvist_router.mind.prompts import PromptSource
 from kvist_router.mind.records import DecisionRecord, Records, actual
 from kvist_router.mind.replica import Replica
+
+_log = logging.getLogger(__name__)
 
 
 class Outcomes:
@@ -50,6 +53,12 @@ class Outcomes:
     def recorded(self, replica: Replica, record: RequestRecord) -> None:
         """Take the connector's record of a request; of other routers' requests only the figures count."""
         self._count(replica, record)
+        if replica.doubt_gpu(record):
+            _log.warning(
+                "%s reuses from its GPU, but its feed knows of nothing there: the engine's KV events do not "
+                "reach the agent; the endpoints of --kv-events-config and --kv-events must be one",
+                replica.name,
+            )
         decision = self._records.get(record.request)
         if decision is None or decision.replica != replica.name:
             return

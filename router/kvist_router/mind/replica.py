@@ -45,6 +45,7 @@ class Replica:
         self.feed_live = False
         self.feed_problem = "not connected yet" if settings.agent else "no agent"
         self.feed_breaks = 0
+        self.gpu_doubted = False
         self.load = EngineLoad()
         self.engine_connected = False
         self.outstanding_tokens = 0
@@ -89,7 +90,7 @@ class Replica:
     def match(self, root: bytes, keys: Sequence[bytes], packed: bytes, memo: KeyMemo, now: float) -> Match:
         """What this replica would reuse of a prompt."""
         hit = self.mirror.hit(keys) if self.mirrored(now) else NO_HIT
-        if self.mirrored(now) and self.mirror.gpu_known:
+        if self.mirrored(now) and self._gpu_believed():
             gpu = hit.gpu_chunks * self.chunk_tokens
             gpu += self._tail(root, keys, packed, hit.gpu_chunks, memo)
         else:  # unknown is not empty: what was sent there is probably on the GPU still
@@ -115,7 +116,7 @@ class Replica:
     def computes(self, keys: Sequence[bytes], now: float) -> list[bytes]:
         """The keys it does not hold yet: what a dispatch makes pending."""
         mirrored = self.mirrored(now)
-        gpu_known = mirrored and self.mirror.gpu_known
+        gpu_known = mirrored and self._gpu_believed()
         return [
             key
             for key in keys
@@ -131,6 +132,20 @@ class Replica:
         if self.measured is None:
             self._set_speeds(prefill=prefill)
 
+    def doubt_gpu(self, record: RequestRecord) -> bool:
+        """True once when the engine reused from its GPU though the feed says that nothing is there.
+
+        Its KV events do not reach the agent then; the own dispatches stand in until a key comes.
+        """
+        wrong = record.hit_tokens.get(Tier.GPU, 0) >= self.chunk_tokens
+        if not wrong or self.gpu_doubted or not self.mirror.gpu_known or self.mirror.on_gpu():
+            return False
+        self.gpu_doubted = True
+        return True
+
+    def _gpu_believed(self) -> bool:
+        return self.mirror.gpu_known and not self.gpu_doubted
+
     # ---- feed
 
     def apply(self, message: feed.FeedMessage, now: float) -> RequestRecord | None:
@@ -144,6 +159,7 @@ class Replica:
         self.mirror.follow(message.sequence)
         if isinstance(message, feed.Delta):
             self.pending.committed(self.mirror.delta(message))
+            self.gpu_doubted = self.gpu_doubted and message.tier != Tier.GPU
         elif isinstance(message, feed.Snapshot):
             self.mirror.snapshot(message)
         elif isinstance(message, feed.Load):
