@@ -43,7 +43,7 @@ def parse_quantity(text: Any) -> int:
     if "." not in number:
         return int(number) * power
     whole, fraction = number.split(".")
-    return int(whole) * power + int(fraction) * power // 10 ** len(fraction)
+    return int(whole) * power + int(fraction) * power // int(10 ** len(fraction))
 
 
 def format_quantity(size: int) -> str:

@@ -12,6 +12,7 @@ import mmap
 import os
 from pathlib import Path
 
+from kvist_connector.agent.limits import available_memory
 from kvist_connector.arena.geometry import (
     HEADER_BYTES,
     PAGE,
@@ -149,17 +150,9 @@ def _refuse_overcommit(path: Path, fd: int, size: int) -> None:
             f"memory: the arena needs {format_bytes(needed)} more, {path.parent} has "
             f"{format_bytes(free)} free: lower memory or free space there"
         )
-    available = _available_memory()
+    available = available_memory()
     if available is not None and needed > available:
         raise ConfigError(
-            f"memory: the arena needs {format_bytes(needed)} more, the machine has "
-            f"{format_bytes(available)} available: lower memory"
+            f"memory: the arena needs {format_bytes(needed)} more, this process may take "
+            f"{format_bytes(available)} (memory of the machine or its control group): lower memory"
         )
-
-
-def _available_memory() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
