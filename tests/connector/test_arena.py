@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from itertools import pairwise
 
 import pytest
@@ -116,6 +117,29 @@ def test_a_member_lives_as_long_as_it_holds_its_lock(tmp_path):
     assert not member_alive(path, "w0")
     with pytest.raises(ValueError, match="file name"):
         MemberLock(path, "../x")
+
+
+def test_a_lock_taken_while_the_agent_asks_is_never_missed(tmp_path):
+    """The agent removes files of dead members; one that is just being born must not be among them."""
+    path = tmp_path / "arena"
+    done = threading.Event()
+
+    def ask():
+        while not done.is_set():
+            living_members(path)
+
+    asking = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in asking:
+        thread.start()
+    try:
+        for number in range(300):
+            lock = MemberLock(path, f"w{number}")
+            assert member_alive(path, f"w{number}")
+            lock.close()
+    finally:
+        done.set()
+        for thread in asking:
+            thread.join()
 
 
 def test_a_killed_member_is_dead_at_once(tmp_path):
