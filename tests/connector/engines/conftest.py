@@ -30,6 +30,7 @@ from vllm.config import (
     DeviceConfig,
     KVTransferConfig,
     ModelConfig,
+    ParallelConfig,
     SchedulerConfig,
     SpeculativeConfig,
     VllmConfig,
@@ -62,20 +63,30 @@ TOKEN_BYTES = 16
 VOCABULARY = 5000
 
 
-def digest_of(tokens: list[int]) -> bytes:
-    return blake3(np.asarray(tokens, dtype=np.uint32).tobytes()).digest(TOKEN_BYTES)
+def extend(digests: list[bytes], tokens: list[int]) -> list[bytes]:
+    """KV of every position: a digest of all tokens up to it, chained."""
+    for token in tokens[len(digests) :]:
+        before = digests[-1] if digests else b""
+        digests.append(blake3(before + token.to_bytes(4, "little")).digest(TOKEN_BYTES))
+    return digests
+
+
+def says(digest: bytes) -> int:
+    """The token after a prefix."""
+    return int.from_bytes(digest[:4], "little") % VOCABULARY
 
 
 def next_token(tokens: list[int]) -> int:
-    """What the model says after these tokens."""
-    return int.from_bytes(digest_of(tokens)[:4], "little") % VOCABULARY
+    return says(extend([], tokens)[-1])
 
 
 def expected_output(prompt: list[int], count: int) -> list[int]:
     """The oracle: the model without any cache."""
     tokens = list(prompt)
+    digests = extend([], tokens)
     for _ in range(count):
-        tokens.append(next_token(tokens))
+        tokens.append(says(digests[-1]))
+        extend(digests, tokens)
     return tokens[len(prompt) :]
 
 
@@ -95,6 +106,7 @@ class Simulator:
     overlap: int
     drafts: Callable[[list[int]], list[int]] | None = None
     tokens: dict[str, list[int]] = field(default_factory=dict)
+    digests: dict[str, list[bytes]] = field(default_factory=dict)
     outputs: dict[str, list[int]] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
     in_flight: deque[Step] = field(default_factory=deque)
@@ -120,6 +132,7 @@ class Simulator:
             **options,
         )
         self.tokens[request_id] = list(prompt)
+        self.digests[request_id] = []
         self.outputs[request_id] = []
         self.scheduler.add_request(request)
         return request
@@ -244,12 +257,11 @@ class Simulator:
         end = start + scheduled
         failed = not broken.isdisjoint(table[: -(-start // BLOCK)])
         self.failed_steps += failed
-        for position in range(start):
-            if failed:
-                break
-            self._check(table, position, tokens)
-        for position in range(start, min(end, len(known))):
-            self._write(table, position, [] if failed else known[: position + 1])
+        digests = extend(self.digests[request_id], tokens)
+        if not failed:
+            self._check(table, digests[:start])
+        written = extend(list(digests), known)[: min(end, len(known))]
+        self._write(table, start, [bytes(TOKEN_BYTES)] * len(written) if failed else written)
         if end < len(tokens) or failed:
             return [] if end < len(tokens) else [0]
         return self._sample(request_id, tokens, real, request)
@@ -258,13 +270,14 @@ class Simulator:
         return (self.drafts(tokens)[: len(placeholders)]) if placeholders and self.drafts else []
 
     def _sample(self, request_id: str, tokens: list[int], drafts: list[int], request: Request) -> list[int]:
+        digests = self.digests[request_id]
         accepted: list[int] = []
         for draft in [*drafts, None]:
-            token = next_token(tokens + accepted)
-            accepted.append(token)
-            if token != draft:
+            accepted.append(says(digests[-1]))
+            tokens.append(accepted[-1])
+            extend(digests, tokens)
+            if accepted[-1] != draft:
                 break
-        tokens += accepted
         return accepted
 
     def _start(self, output: SchedulerOutput, request_id: str) -> int:
@@ -274,26 +287,30 @@ class Simulator:
         cached = output.scheduled_cached_reqs
         return cached.num_computed_tokens[cached.req_ids.index(request_id)]
 
-    def _page(self, rank: int, layer: int, table: list[int], position: int) -> torch.Tensor:
-        page = self.caches[rank][f"layer.{layer}"][table[position // BLOCK]]
-        return page[position % BLOCK]
+    def _values(self, rank: int, layer: int, digests: list[bytes]) -> torch.Tensor:
+        values = np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, TOKEN_BYTES).copy()
+        values[:, 0] += rank
+        values[:, 1] += layer
+        return torch.from_numpy(values)
 
-    def _value(self, rank: int, layer: int, prefix: list[int]) -> torch.Tensor:
-        value = bytearray(digest_of(prefix))
-        value[0], value[1] = (value[0] + rank) % 256, (value[1] + layer) % 256
-        return torch.frombuffer(value, dtype=torch.uint8)
-
-    def _write(self, table: list[int], position: int, prefix: list[int]) -> None:
-        for rank in range(len(self.caches)):
+    def _write(self, table: list[int], start: int, digests: list[bytes]) -> None:
+        positions = torch.arange(start, len(digests))
+        rows = torch.tensor(table)[positions // BLOCK] * BLOCK + positions % BLOCK
+        for rank, caches in enumerate(self.caches):
             for layer in range(LAYERS):
-                self._page(rank, layer, table, position)[:] = self._value(rank, layer, prefix)
+                flat = caches[f"layer.{layer}"].view(-1, TOKEN_BYTES)
+                flat[rows] = self._values(rank, layer, digests)[start:]
 
-    def _check(self, table: list[int], position: int, tokens: list[int]) -> None:
-        for rank in range(len(self.caches)):
+    def _check(self, table: list[int], digests: list[bytes]) -> None:
+        if not digests:
+            return
+        blocks = torch.tensor(table[: -(-len(digests) // BLOCK)])
+        for rank, caches in enumerate(self.caches):
             for layer in range(LAYERS):
-                found = self._page(rank, layer, table, position)
-                if not torch.equal(found, self._value(rank, layer, tokens[: position + 1])):
-                    raise AssertionError(f"wrong KV at position {position}, layer {layer}, rank {rank}")
+                found = caches[f"layer.{layer}"][blocks].view(-1, TOKEN_BYTES)[: len(digests)]
+                wrong = (found != self._values(rank, layer, digests)).any(dim=1).nonzero()
+                if len(wrong):
+                    raise AssertionError(f"wrong KV at {wrong[:3].tolist()}, layer {layer}, rank {rank}")
 
 
 @pytest.fixture(scope="session")
@@ -341,7 +358,7 @@ class SimulatorFactory:
             max_model_len=8192,
             enable_chunked_prefill=True,
             is_encoder_decoder=False,
-            async_scheduling=asynchronous,
+            async_scheduling=False,
         )
         transfer = KVTransferConfig(
             kv_connector="KvistConnector",
@@ -357,6 +374,7 @@ class SimulatorFactory:
                 num_speculative_tokens=spec_tokens,
                 prompt_lookup_max=3,
                 target_model_config=model,
+                target_parallel_config=ParallelConfig(),
             )
         return VllmConfig(
             model_config=model,

@@ -148,7 +148,7 @@ def test_nothing_filled_from_a_failed_load_is_committed(engine, oracle, fake_age
     simulator.answer(prompt[:520])
     fake_agent.wait_for(lambda: len(fake_agent.chunks) == 2)
     simulator.forget_local()
-    victim = list(fake_agent.chunks)[0]
+    victim = next(iter(fake_agent.chunks))
 
     def take(output):
         if output.has_sync_kv_loads:
@@ -192,7 +192,7 @@ def test_two_requests_on_one_failed_chunk_are_both_right(engine, oracle, fake_ag
     simulator.answer(prompt)
     fake_agent.wait_for(lambda: len(fake_agent.chunks) == 2)
     simulator.forget_local()
-    victim = list(fake_agent.chunks)[0]
+    victim = next(iter(fake_agent.chunks))
     simulator.before_step = lambda output: (
         output.has_sync_kv_loads and victim in fake_agent.chunks and fake_agent.take_away(victim)
     )
@@ -219,6 +219,8 @@ def test_a_reset_of_running_requests_matches_anew(simulator, oracle):
     simulator.add("one", prompt, 30)
     for _ in range(6):
         simulator.step()
+    while simulator.in_flight:
+        simulator.take_back()
     simulator.scheduler.reset_prefix_cache(reset_running_requests=True)
     simulator.run()
     assert simulator.outputs["one"] == oracle(prompt, 30)

@@ -1,0 +1,268 @@
+"""A real vLLM engine on the CPU with a real agent process: answers from every tier are bit-equal.
+
+Batch shapes alone change bf16 results, so requests run one at a time with a token budget of
+one chunk, and answers are compared where the computed steps are the same: a load against a
+local hit of the same length, and against cold where the load ends on a chunk boundary.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+CHUNK, BLOCK = 256, 32
+
+
+class AgentProcess:
+    """`python -m kvist_connector` and its HTTP API."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.socket = folder / "agent.sock"
+        self.disk = folder / "disk"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.process = None
+
+    def start(self):
+        with (self.folder / "agent.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "kvist_connector", "--replica", "test"),
+                    *("--socket", str(self.socket), "--arena", str(self.folder / "arena")),
+                    *("--memory", "400Mi", "--http.port", str(self.port)),
+                    *("--disk.path", str(self.disk), "--disk.size", "2Gi"),
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        return self
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(30)
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait(60)
+
+    def call(self, path, body=None):
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data=data)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.loads(answer.read())
+
+    def chunks_only_on_disk(self):
+        self.call("/v1/kvist/flush", {"deadline": 60})
+        self.call("/v1/kvist/clear", {"tier": "memory"})
+
+    def forget(self):
+        self.call("/v1/kvist/flush", {"deadline": 60})
+        self.call("/v1/kvist/clear", {"tier": "all"})
+
+
+class Engine:
+    """In-process `LLM`; `ask` returns tokens, top-5 logprobs and the cached tokens."""
+
+    def __init__(self, model: Path, agent: AgentProcess):
+        from vllm import LLM
+
+        self.agent = agent
+        self.llm = LLM(
+            str(model),
+            dtype="bfloat16",
+            max_model_len=6400,
+            enforce_eager=True,
+            block_size=BLOCK,
+            max_num_batched_tokens=CHUNK,
+            max_num_seqs=4,
+            seed=0,
+            kv_cache_memory_bytes=260 * 24576 * 30,
+            kv_transfer_config={
+                "kv_connector": "KvistConnector",
+                "kv_connector_module_path": "kvist_connector.engines.vllm.connector",
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": {"agent": str(agent.socket)},
+            },
+        )
+        self.half = self.llm.llm_engine.engine_core.engine_core.scheduler.connector._scheduler
+
+    def ask(self, prompt, count=8):
+        return self.ask_all([prompt], count)[0]
+
+    def ask_all(self, prompts, count=8):
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(temperature=0, max_tokens=count, logprobs=5, ignore_eos=True)
+        outputs = self.llm.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False
+        )
+        answers = []
+        for output in outputs:
+            first = output.outputs[0]
+            logprobs = [sorted((token, p.logprob) for token, p in step.items()) for step in first.logprobs]
+            answers.append(((list(first.token_ids), logprobs), output.num_cached_tokens))
+        return answers
+
+    def forget_local(self):
+        assert self.llm.reset_prefix_cache()
+
+    def wait_connected(self):
+        pause = threading.Event()
+        for _ in range(3000):
+            self.half._pump()
+            if self.half._ledger.granted:
+                return
+            pause.wait(0.01)
+        raise AssertionError("the engine did not find its agent again")
+
+
+@pytest.fixture(scope="module")
+def agent():
+    folder = Path(tempfile.mkdtemp(prefix="kvist-test-", dir="/dev/shm"))
+    process = AgentProcess(folder).start()
+    yield process
+    process.stop()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def engine(smollm2, agent):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        patch.setenv("PYTHONHASHSEED", "0")
+        patch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+        made = Engine(smollm2, agent)
+        made.wait_connected()
+        yield made
+        made.llm.llm_engine.engine_core.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def nothing_cached(engine, agent):
+    engine.forget_local()
+    agent.forget()
+
+
+def prompt_of(length, seed=0):
+    source = random.Random(seed)
+    return [source.randrange(200, 40000) for _ in range(length)]
+
+
+def loaded_tokens(length):
+    return min(length // CHUNK * CHUNK, length - 1) // BLOCK * BLOCK
+
+
+# Lengths whose local hit is as long as what can be loaded, so the two can be compared.
+@pytest.mark.parametrize("length", [257, 288, 511, 512, 513, 1040, 3073, 5900])
+def test_every_tier_answers_as_the_engines_own_prefix_cache(engine, agent, length):
+    prompt = prompt_of(length, length)
+    count = loaded_tokens(length)
+    cold, cached = engine.ask(prompt)
+    assert cached == 0
+    local, cached = engine.ask(prompt)
+    same_hit = cached == count
+
+    engine.forget_local()
+    memory, cached = engine.ask(prompt)
+    assert cached == count
+    engine.forget_local()
+    agent.chunks_only_on_disk()
+    disk, cached = engine.ask(prompt)
+    assert cached == count
+    assert memory == disk
+    if same_hit:
+        assert memory == local
+    if count % CHUNK == 0:
+        assert memory == cold
+
+
+def test_diverging_prompts(engine):
+    first = prompt_of(1300)
+    second = first[:700] + prompt_of(700, 1)
+    cold, _ = engine.ask(second)
+    engine.forget_local()
+    engine.agent.forget()
+    engine.ask(first)
+    engine.forget_local()
+    loaded, cached = engine.ask(second)
+    assert cached == 512
+    assert loaded == cold
+
+
+def test_decoded_chunks(engine):
+    prompt = prompt_of(200)
+    (answer, _), _ = engine.ask(prompt, 330)
+    follow_up = prompt + answer[:313]  # 513 tokens: hits of 512 on both ways
+    local, cached = engine.ask(follow_up)
+    assert cached == 512
+    engine.forget_local()
+    loaded, cached = engine.ask(follow_up)
+    assert cached == 512
+    assert loaded == local
+
+
+def test_preempted_requests_store_what_is_right(engine):
+    prompts = [prompt_of(2561, seed) for seed in (5, 6, 7)]
+    engine.ask_all(prompts, 400)  # needs more than the 8,320 tokens of KV space
+    for prompt in prompts:
+        engine.forget_local()
+        loaded, cached = engine.ask(prompt)
+        assert cached == 2560
+        local, cached = engine.ask(prompt)
+        assert cached == 2560
+        assert loaded == local
+    engine.forget_local()
+    engine.agent.forget()
+    assert engine.ask(prompts[2])[0] == loaded
+
+
+def test_the_agent_is_killed_while_the_engine_answers(engine, agent):
+    prompt = prompt_of(1537)
+    cold, _ = engine.ask(prompt)
+    engine.forget_local()
+    timer = threading.Timer(0.5, agent.kill)
+    timer.start()
+    answer, _ = engine.ask(prompt_of(1100, 3), 60)
+    timer.join()
+    assert len(answer[0]) == 60
+    without, cached = engine.ask(prompt)
+    assert (without, cached) == (cold, 0)
+    agent.start()
+    engine.wait_connected()
+    engine.forget_local()
+    again, cached = engine.ask(prompt)
+    assert cached == 1536  # the arena survived its agent
+    assert again == cold
+
+
+def test_flipped_bytes_on_disk_are_recomputed(engine, agent):
+    prompt = prompt_of(1025)
+    cold, _ = engine.ask(prompt)
+    engine.forget_local()
+    agent.chunks_only_on_disk()
+    files = [path for path in agent.disk.rglob("*") if path.is_file() and path.stat().st_size > 1_000_000]
+    assert len(files) >= 4
+    for path in files:
+        with path.open("r+b") as file:
+            file.seek(-1000, os.SEEK_END)
+            byte = file.read(1)
+            file.seek(-1000, os.SEEK_END)
+            file.write(bytes([byte[0] ^ 1]))
+    answer, cached = engine.ask(prompt)
+    assert (answer, cached) == (cold, 0)
