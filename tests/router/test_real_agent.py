@@ -15,7 +15,8 @@ from kvist_router.mind.interface import Metadata, Report
 from kvist_router.testing.engine import FakeEngine
 
 CHUNK = 8  # tokens of a chunk in the stand-in engine's layout
-TOKENS = list(range(6 * CHUNK + 3))
+TOKENS = list(range(60 * CHUNK + 3))
+STORED = 40  # chunks; their prefill is far above what counts as equal
 KEYS = prompt_keys(TOKENS)
 
 
@@ -38,7 +39,21 @@ async def agents(tmp_path):
             await agent.kill()
 
 
-async def test_commits_reach_the_router_and_a_restarted_agent_too(router, until, agents, tmp_path) -> None:
+@pytest.fixture
+async def connect():
+    """Connects the engine's half to an agent; all are closed at the end."""
+    connected = []
+
+    async def start(agent: AgentProcess) -> EngineHalf:
+        connected.append(await EngineHalf.start(agent.socket))
+        return connected[-1]
+
+    yield start
+    for half in connected:
+        await half.stop()
+
+
+async def test_commits_reach_the_router_until_the_agent_is_killed(router, until, agents, connect) -> None:
     async with FakeEngine() as first, FakeEngine() as second:
         listed = [
             {"name": name, "url": engine.url, "agent": agent.url}
@@ -46,13 +61,13 @@ async def test_commits_reach_the_router_and_a_restarted_agent_too(router, until,
         ]
         running = await router(replicas=listed, ready=False)
         replicas = running.mind.replicas
-        halves = [await EngineHalf.start(agent.socket) for agent in agents]
+        halves = [await connect(agent) for agent in agents]
         await until(lambda: len(replicas) == 2 and all(item.healthy for item in replicas.values()))
         await until(lambda: all(item.chunk_tokens == CHUNK for item in replicas.values()))
-        await halves[1].store(KEYS[:4])
-        await until(lambda: replicas["b"].mirror.has(KEYS[3]))
+        await halves[1].store(KEYS[:STORED])
+        await until(lambda: replicas["b"].mirror.has(KEYS[STORED - 1]))
         decision = await decide(running)
-        assert (decision.replica, decision.predicted_tokens) == ("b", 4 * CHUNK)
+        assert (decision.replica, decision.predicted_tokens) == ("b", STORED * CHUNK)
 
         record = wire.RequestRecord(
             request=decision.id, prompt_tokens=len(TOKENS), last_chunk_key=KEYS[-1], hit_tokens={1: 32},
@@ -65,5 +80,3 @@ async def test_commits_reach_the_router_and_a_restarted_agent_too(router, until,
 
         await agents[1].kill()
         await until(lambda: not replicas["b"].feed_live)
-        for half in halves:
-            await half.stop()
