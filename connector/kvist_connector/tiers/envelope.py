@@ -17,7 +17,7 @@ from concurrent.futures import Executor
 import msgspec
 import xxhash
 
-from kvist_connector.errors import IntegrityError, TierError
+from kvist_connector.errors import IntegrityError
 from kvist_connector.tiers.base import Buffer, ChunkStore, Read, total_bytes
 
 HEADER_BYTES = 4096
@@ -25,6 +25,7 @@ FORMAT = 1
 _MAGIC = b"KVISTCNK"
 _PREFIX = struct.Struct("<8sII8sI")
 MAX_TAG_BYTES = 2048
+_SCAN_BATCH = 64
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -135,18 +136,32 @@ class EnvelopeStore:
 
     async def scan(self) -> AsyncIterator[tuple[bytes, int, Header | IntegrityError]]:
         """Key, stored size and header of every object, or what is wrong with it."""
+        batch: list[bytes] = []
         async for item in self.inner.items():
-            head = bytearray(HEADER_BYTES)
-            try:
-                length = await self.inner.get(Read(item.key, [memoryview(head)]))
-            except TierError:
-                continue
-            if length is None:
-                continue
-            try:
-                yield item.key, length, _expect(head, length, item.key)
-            except IntegrityError as error:
-                yield item.key, length, error
+            batch.append(item.key)
+            if len(batch) == _SCAN_BATCH:
+                for found in await self._heads(batch):
+                    yield found
+                batch.clear()
+        for found in await self._heads(batch):
+            yield found
+
+    async def _heads(self, keys: Sequence[bytes]) -> list[tuple[bytes, int, Header | IntegrityError]]:
+        """Headers of a batch; objects that vanished or cannot be read now are left out."""
+        heads = [bytearray(HEADER_BYTES) for _ in keys]
+        lengths = await self.inner.get_many(
+            [Read(key, [memoryview(head)]) for key, head in zip(keys, heads, strict=True)]
+        )
+        found: list[tuple[bytes, int, Header | IntegrityError]] = []
+        for key, head, length in zip(keys, heads, lengths, strict=True):
+            if isinstance(length, Exception) and not isinstance(length, TierError):
+                raise length
+            if isinstance(length, int):
+                try:
+                    found.append((key, length, _expect(head, length, key)))
+                except IntegrityError as error:
+                    found.append((key, length, error))
+        return found
 
 
 def _expect(head: bytearray, length: int, key: bytes) -> Header:

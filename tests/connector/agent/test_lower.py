@@ -62,6 +62,14 @@ async def test_own_chunks_are_found_again_with_their_chain(tier):
     assert await fetch(lower, 2) == bytes([2]) * BODY
 
 
+async def test_a_folder_of_many_chunks_is_learned_whole(tier):
+    lower, _ = await tier(OLD, limit=200 * STORED)
+    for number in range(1, 151):
+        assert await put(lower, number)
+    _, catalog = await tier(OLD, limit=200 * STORED)
+    assert len(catalog) == 150
+
+
 async def test_foreign_chunks_are_hidden_first_to_go_and_come_back_if_still_there(tier):
     lower, _ = await tier(OLD)
     for number in (1, 2):
