@@ -17,7 +17,7 @@ from concurrent.futures import Executor
 import msgspec
 import xxhash
 
-from kvist_connector.errors import IntegrityError
+from kvist_connector.errors import IntegrityError, TierError
 from kvist_connector.tiers.base import Buffer, ChunkStore, Read, total_bytes
 
 HEADER_BYTES = 4096

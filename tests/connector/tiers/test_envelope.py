@@ -8,10 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvist_connector.errors import IntegrityError
+from kvist_connector.errors import IntegrityError, TierError
 from kvist_connector.testing.chunk_store import key
 from kvist_connector.tiers.disk import DiskStore
 from kvist_connector.tiers.envelope import HEADER_BYTES, EnvelopeStore, Header, pack_header, unpack_header
+from kvist_connector.tiers.faulty import FaultyStore
 
 FINGERPRINT = b"f" * 32
 BODY = bytes(range(256)) * 16
@@ -129,3 +130,11 @@ def test_a_newer_format_and_a_codec_are_not_guessed():
         pack_header(
             Header(**{f: getattr(header, f) for f in header.__struct_fields__} | {"tags": ("x" * 4000,)})
         )
+
+
+async def test_a_scan_leaves_out_what_cannot_be_read_now(store):
+    await put(store, 1)
+    await put(store, 2)
+    faulty = FaultyStore(store.inner, lambda operation, name: TierError("down") if name == key(1) else None)
+    seen = [name async for name, _, _ in EnvelopeStore(faulty, store._threads).scan()]
+    assert seen == [key(2)]
