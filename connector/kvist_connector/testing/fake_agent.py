@@ -69,6 +69,7 @@ class FakeAgent:
         self._free: list[int] = []
         self._generation = epoch << 32
         self._granted: set[int] = set()
+        self._quarantined: list[int] = []
         self._held: list[Lookup] = []
         self._connections: dict[socket.socket, str] = {}
         self._server: socket.socket | None = None
@@ -106,8 +107,10 @@ class FakeAgent:
             for slot in self._granted:
                 assert self.headers is not None
                 self.headers.write(slot, self._generation, State.QUARANTINE)
+            self._quarantined += self._granted
             self._granted.clear()
             if not keep:
+                self._quarantined.clear()
                 self.chunks.clear()
                 self.geometry = None
                 self.arena_path.unlink(missing_ok=True)
@@ -230,6 +233,8 @@ class FakeAgent:
                 connection.sendall(encode(welcome))
                 if role == "scheduler" and self.geometry is not None:
                     self._announce(connection)
+                if role == "worker" and self._quarantined:
+                    connection.sendall(encode(Quiesce(ticket=0)))
             case Register(layout=found):
                 self._register(connection, found)
             case Lookup():
@@ -238,6 +243,10 @@ class FakeAgent:
                 self._step(message)
             case Reset():
                 self.chunks.clear()
+            case Quiesced():
+                self._free += self._quarantined
+                self._quarantined.clear()
+                self._top_up_all()
             case _:
                 pass
 
@@ -328,8 +337,11 @@ class FakeAgent:
             self.bad_keys.append(key)
             if key in self.chunks:
                 self.take_away(key)
+        self._top_up_all()
+
+    def _top_up_all(self) -> None:
         for connection, role in self._connections.items():
-            if role == "scheduler":
+            if role == "scheduler" and self.geometry is not None:
                 self._top_up(connection)
 
     def _commit(self, ref: SlotRef, key: bytes, parent: bytes, index: int) -> None:
@@ -350,4 +362,5 @@ class FakeAgent:
         for slot in self._granted:
             assert self.headers is not None
             self.headers.write(slot, self._generation, State.QUARANTINE)
+        self._quarantined += self._granted
         self._granted.clear()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -166,15 +167,19 @@ class Simulator:
                 if out.finish_reason is not None:
                     self.finished.add(out.request_id)
 
-    def run(self, limit: int = 2000) -> None:
+    def run(self, deadline: float = 30.0) -> None:
         """Until nothing is left to do."""
-        for _ in range(limit):
+        pause = threading.Event()
+        end = time.monotonic() + deadline
+        while time.monotonic() < end:
             if not (self.scheduler.has_requests() or self.in_flight):
                 return
-            self.step() if self.scheduler.has_requests() else self.take_back()
-        raise AssertionError(
-            f"requests did not end within {limit} steps: {self.outputs.keys() - self.finished}"
-        )
+            if not self.scheduler.has_requests():
+                self.take_back()
+            elif not self.step().num_scheduled_tokens:
+                pause.wait(0.001)  # as an engine that polls for an answer
+        unfinished = self.outputs.keys() - self.finished
+        raise AssertionError(f"requests did not end within {deadline} s: {unfinished}")
 
     def answer(self, prompt: list[int], max_tokens: int = 4, **options: Any) -> list[int]:
         """One request alone, to its end."""
