@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from kvist_cli.demo import sources
 from kvist_cli.demo.figures import Replay
 from kvist_cli.demo.replay import Target
 from kvist_cli.demo.trace import Trace, Turn
@@ -42,7 +41,7 @@ def kill_engine(cluster: Running, target: Target, replica: str) -> float:
     program = "engine-" + replica.rsplit("-", 1)[-1]
     cluster.kill(program)
     seconds = cluster.wait_ready(program, START_SECONDS)
-    sources.wait_routable(target.client, target.urls.router_admin, replica)
+    target.wait_routable([replica])
     return seconds
 
 

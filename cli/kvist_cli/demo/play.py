@@ -56,6 +56,7 @@ class Demo:
             self.screen.note("kvist down: chunks are on disk, the arenas are gone; kvist up again")
             with self._cluster(mode, "again") as cluster:
                 target = Target(mode, cluster.urls, client)
+                target.wait_routable(target.urls.engines)
                 disk = self._ask_again(target, 1, "disk")
                 checks = self._check(target)
                 report = Report(replays, arena, disk, checks, self.pressure, self.starts)

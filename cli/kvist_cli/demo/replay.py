@@ -7,7 +7,7 @@ what the router recorded; without a connector the engine's own usage says what i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -29,6 +29,11 @@ class Target:
     mode: str
     urls: Urls
     client: httpx.Client
+
+    def wait_routable(self, replicas: Collection[str]) -> None:
+        """Wait until the router uses these and, where they have agents, knows what they hold."""
+        mirrored = bool(self.urls.agents)
+        sources.wait_routable(self.client, self.urls.router_admin, replicas, mirrored=mirrored)
 
     def warm_up(self) -> None:
         """One short request to each engine, past the router: the first ones pay for what no mode is about."""
@@ -78,6 +83,7 @@ def replay(
     clock: Callable[[], float] = time.monotonic,
 ) -> Replay:
     """Send all turns in order. Answers that `answers` lacks are added: the first replay makes them."""
+    target.wait_routable(target.urls.engines)
     target.warm_up()
     before = sources.traffic(target.client, target.urls.agents)
     started, turns = clock(), []

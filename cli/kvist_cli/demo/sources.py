@@ -7,7 +7,7 @@ None, since a demo can go on without it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -100,15 +100,23 @@ def next_hits(client: httpx.Client, agent: str, before: Hits) -> dict[str, int]:
     return found.since(before)
 
 
-def wait_routable(client: httpx.Client, admin: str, replica: str) -> None:
-    """Wait until the router sends requests to `replica` again; raises DemoError after the deadline."""
+def wait_routable(client: httpx.Client, admin: str, wanted: Collection[str], *, mirrored: bool) -> None:
+    """Wait until the router sends requests to all `wanted` replicas, and knows what they hold if `mirrored`.
+
+    A router answers before it has read every feed; what it does not know yet it cannot route by.
+    """
 
     def look() -> bool | None:
         replicas = _json(client.get(f"{admin}{names.PATH_REPLICAS}"))["replicas"]
-        return any(item["name"] == replica and item["healthy"] for item in replicas) or None
+        good = {item["name"] for item in replicas if item["healthy"] and (known(item) or not mirrored)}
+        return good.issuperset(wanted) or None
+
+    def known(item: Mapping[str, Any]) -> bool:
+        return bool(item["mirrored"] and item["feed"]["engine_connected"])
 
     if _until(look, ROUTABLE_SECONDS) is None:
-        raise DemoError(f"the router did not take {replica} back within {ROUTABLE_SECONDS:.0f} s")
+        listed = ", ".join(sorted(wanted))
+        raise DemoError(f"the router did not take {listed} into use within {ROUTABLE_SECONDS:.0f} s")
 
 
 def flush(client: httpx.Client, agent: str) -> None:

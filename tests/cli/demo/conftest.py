@@ -44,6 +44,7 @@ class World:
     broken: bool = False  # the router answers 500
     ids: Iterator[int] = field(default_factory=count)
     served: int = 0
+    asked: int = 0  # times that the router's replicas were looked at
     on_chat: Callable[[int], None] = lambda count: None
     writes_logs: bool = False
 
@@ -84,7 +85,13 @@ class Handler(BaseHTTPRequestHandler):
             counters = {"requests": self.world.served, **hits, **stored}
             self._json({"counters": counters, "chunk_bytes": 23040 * CHUNK})
         elif self.path.endswith("/v1/kvist/replicas"):
-            self._json({"replicas": [{"name": f"replica-{i}", "healthy": True} for i in range(2)]})
+            self.world.asked += 1
+            known = self.world.asked % 3 == 0  # a router that knows what replicas hold only after a while
+            feed = {"engine_connected": known}
+            replicas = [
+                {"name": f"replica-{i}", "healthy": True, "mirrored": True, "feed": feed} for i in (0, 1)
+            ]
+            self._json({"replicas": replicas})
         else:
             record = self.world.records.get(self.path.rsplit("/", 1)[-1])
             self._json(record or {"actual": None})
@@ -114,7 +121,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.world.broken:
             self._json({"error": {"message": "out of order"}}, 500)
             return
-        self.world.requests.append(body)
+        self.world.requests.append({**body, "asked": self.world.asked})
         self.world.on_chat(len(self.world.requests))
         tokens = tokens_of(body["messages"])
         hits = self.world.reuse(tokens)
