@@ -21,6 +21,8 @@ def cpu_target(cores: int, *, offline: bool) -> Target:
     vLLM binds each engine's threads to cores of its own choice, which is the same choice in every
     engine. Unbound threads, as many as cores, let one engine use all of them while the others idle;
     passive waiting keeps idle threads from spinning on a core that another engine needs.
+    Measured with two engines on two cores (135M model): a token decoded by both at once takes 44 ms each
+    passive and 109 ms spinning; alone 46 and 30 ms; prefill is equal, alone and together.
     """
     environment = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
