@@ -36,7 +36,7 @@ def page() -> str:
         "# Reference",
         "Written by `make reference` from the code; a test compares the two.",
         "## Ports",
-        "Defaults. `kvist up` adds the replica's ordinal to those of engines, agents and KV events.",
+        "Defaults. `kvist up` adds the replica's ordinal to those of engines and agents.",
         table(("port", "what"), constants("PORT_")),
         "## Headers",
         "Of responses through the router. Inbound headers that start with `x-kvist-` are dropped.",

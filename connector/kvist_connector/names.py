@@ -15,8 +15,6 @@ PORT_ROUTER: Final = 8080
 PORT_ROUTER_ADMIN: Final = 8081
 PORT_ENGINE: Final = 8100
 PORT_AGENT: Final = 8200
-PORT_KV_EVENTS: Final = 8300
-PORT_KV_EVENTS_REPLAY: Final = 8400
 
 # Headers of a response through the router; inbound `x-kvist-*` headers are dropped.
 HEADER_PREFIX: Final = "x-kvist-"

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
-PORTS = ("router", "router-admin", "engine", "agent", "kv-events", "kv-events-replay")
+PORTS = ("router", "router-admin", "engine", "agent")
 ENGINES = 2
 
 

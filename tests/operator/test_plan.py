@@ -15,7 +15,7 @@ import yaml
 from kvist_operator import spec
 from kvist_operator.crd import render as render_crd
 from kvist_operator.plan import TOKEN, cpu_target, cuda_target, make_plan
-from kvist_operator.render.local import SOCKET_PATH_LIMIT, Machine, Process, render
+from kvist_operator.render.local import EVENTS_SUFFIX, SOCKET_PATH_LIMIT, Machine, Process, render
 
 ROOT = Path(__file__).parents[2]
 MACHINE = Machine(
@@ -27,8 +27,6 @@ MACHINE = Machine(
         "router-admin": 8081,
         "engine": 8100,
         "agent": 8200,
-        "kv-events": 8300,
-        "kv-events-replay": 8400,
     },
     python="/usr/bin/python3",
     model="/models/smollm2",
@@ -82,8 +80,8 @@ def test_the_engine_gets_connector_events_and_the_agents_socket() -> None:
     }
     events = json.loads(flag(engine, "--kv-events-config"))
     assert events["enable_kv_cache_events"] is True
-    assert events["endpoint"] == flag(agent, "--kv-events") == "tcp://127.0.0.1:8301"
-    assert events["replay_endpoint"] == flag(agent, "--kv-events-replay") == "tcp://127.0.0.1:8401"
+    assert events["endpoint"] == flag(agent, "--kv-events") == f"ipc://{agent.socket}.events"
+    assert events["replay_endpoint"] == flag(agent, "--kv-events-replay") == f"ipc://{agent.socket}.replay"
     assert flag(engine, "--kv-cache-memory-bytes") == str(512 * 1024**2)
     assert engine.unset == ("VLLM_CPU_KVCACHE_SPACE",)
     assert engine.argv[-2:] == ("--max-num-seqs", "8")
@@ -149,7 +147,7 @@ def test_a_long_run_folder_still_gives_a_socket_that_can_be_bound() -> None:
     found = processes(replace(MACHINE, run_dir=Path("/" + "x" * 150)))
     socket = found["agent-0"].socket
     assert socket is not None
-    assert len(str(socket)) <= SOCKET_PATH_LIMIT
+    assert len(f"{socket}{EVENTS_SUFFIX}") <= SOCKET_PATH_LIMIT
     assert str(socket) in flag(found["engine-0"], "--kv-transfer-config")
 
 

@@ -19,8 +19,6 @@ from kvist_cli.commands.options import (
     Host,
     PortAgent,
     PortEngine,
-    PortEvents,
-    PortReplay,
     PortRouter,
     PortRouterAdmin,
     Restarts,
@@ -71,8 +69,6 @@ def up(
     port_router_admin: PortRouterAdmin = names.PORT_ROUTER_ADMIN,
     port_engine: PortEngine = names.PORT_ENGINE,
     port_agent: PortAgent = names.PORT_AGENT,
-    port_kv_events: PortEvents = names.PORT_KV_EVENTS,
-    port_kv_events_replay: PortReplay = names.PORT_KV_EVENTS_REPLAY,
     restarts: Restarts = 5,
     backoff: Backoff = 1.0,
     stop_deadline: StopDeadline = 30.0,
@@ -84,8 +80,6 @@ def up(
         "router_admin": port_router_admin,
         "engine": port_engine,
         "agent": port_agent,
-        "kv_events": port_kv_events,
-        "kv_events_replay": port_kv_events_replay,
     }
     values = {
         "run_dir": run_dir,

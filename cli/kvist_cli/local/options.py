@@ -20,10 +20,6 @@ class Ports(Settings):
     router_admin: PortNumber = Field(default=names.PORT_ROUTER_ADMIN, description="router's admin endpoint")
     engine: PortNumber = Field(default=names.PORT_ENGINE, description="first engine")
     agent: PortNumber = Field(default=names.PORT_AGENT, description="first agent")
-    kv_events: PortNumber = Field(default=names.PORT_KV_EVENTS, description="first engine's KV events")
-    kv_events_replay: PortNumber = Field(
-        default=names.PORT_KV_EVENTS_REPLAY, description="first engine's replay of KV events"
-    )
 
     def by_plan_name(self) -> dict[str, int]:
         """As the plan names them."""

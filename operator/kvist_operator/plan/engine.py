@@ -26,7 +26,7 @@ def engine_program(cluster: CacheCluster, target: Target) -> Program:
         # It would override --kv-cache-memory-bytes.
         unset=("VLLM_CPU_KVCACHE_SPACE",),
         health=Health("engine", "/health", cluster.spec.engine.startup_deadline),
-        ports=("engine", "kv-events", "kv-events-replay") if cached else ("engine",),
+        ports=("engine",),
         volumes=(Volume(VolumeKind.MODEL), *((Volume(VolumeKind.RUN),) if cached else ())),
         devices=cluster.spec.engine.tensor_parallel_size if target.device == "cuda" else 0,
         after=(Role.AGENT,) if cached else (),
@@ -84,11 +84,13 @@ def _transfer(cluster: CacheCluster) -> dict[str, object]:
 
 
 def _events() -> dict[str, object]:
+    # vLLM binds an ipc endpoint, but *connects* to a TCP one without a wildcard, as the agent does:
+    # nobody would listen. A socket beside the agent's also opens no port to other users' processes.
     return {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
-        "endpoint": "tcp://$(host.replica):$(port.kv-events)",
-        "replay_endpoint": "tcp://$(host.replica):$(port.kv-events-replay)",
+        "endpoint": "ipc://$(path.events)",
+        "replay_endpoint": "ipc://$(path.replay)",
         "topic": "",
     }
 

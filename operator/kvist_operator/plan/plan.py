@@ -35,8 +35,8 @@ def _agent(cluster: CacheCluster) -> Program:
     arguments = ["--replica", "$(replica)", "--socket", "$(path.socket)", "--arena", "$(path.arena)"]
     arguments += ["--memory", str(cache.memory), "--eviction", cache.eviction]
     arguments += ["--http.host", "$(host)", "--http.port", "$(port.agent)"]
-    arguments += ["--kv-events", "tcp://$(host.replica):$(port.kv-events)"]
-    arguments += ["--kv-events-replay", "tcp://$(host.replica):$(port.kv-events-replay)"]
+    arguments += ["--kv-events", "ipc://$(path.events)"]
+    arguments += ["--kv-events-replay", "ipc://$(path.replay)"]
     volumes = [Volume(VolumeKind.ARENA, cache.memory), Volume(VolumeKind.RUN)]
     if cache.disk is not None:
         arguments += ["--disk.path", "$(path.disk)", "--disk.size", str(cache.disk.size)]

@@ -17,6 +17,9 @@ from kvist_operator.plan import Plan, Program, Role, VolumeKind, fill
 
 # sun_path of a Unix socket, with its final zero, on Linux.
 SOCKET_PATH_LIMIT: Final = 107
+# The engine's KV events: sockets of the engine beside the agent's own.
+EVENTS_SUFFIX: Final = ".events"
+REPLAY_SUFFIX: Final = ".replay"
 LOOPBACK: Final = "127.0.0.1"
 _ANY: Final = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}
 
@@ -28,7 +31,7 @@ class Machine:
     run_dir: Path
     arena_dir: Path
     host: str  # of the router; engines, agents and admin port listen on loopback only
-    ports: Mapping[str, int]  # by port name of the plan: router, router-admin, engine, agent, kv-events, ...
+    ports: Mapping[str, int]  # by port name of the plan: router, router-admin, engine, agent
     python: str
     model: str  # resolved folder or hub name
     lora: Mapping[str, str] = field(default_factory=dict)
@@ -145,17 +148,19 @@ def _values(plan: Plan, machine: Machine, replica: str, ordinal: int) -> dict[st
     per_replica = {port for program in plan.per_replica for port in program.ports}
     ports = {name: port + ordinal * (name in per_replica) for name, port in machine.ports.items()}
     folder = machine.run_dir / replica
+    socket = _socket(folder, plan.name, replica)
     wished = next((v.path for p in plan.per_replica for v in p.volumes if v.kind is VolumeKind.DISK), None)
     disk = Path(wished).expanduser() / plan.name / replica if wished else folder / "disk"
     return {
         "host": LOOPBACK if replica else machine.host,
-        "host.replica": LOOPBACK,
         "host.admin": LOOPBACK,
         "replica": replica,
         "path.model": machine.model,
         "path.config": str(machine.run_dir),
         "path.replicas": str(machine.run_dir / "replicas.yaml"),
-        "path.socket": str(_socket(folder, plan.name, replica)),
+        "path.socket": str(socket),
+        "path.events": str(socket) + EVENTS_SUFFIX,
+        "path.replay": str(socket) + REPLAY_SUFFIX,
         "path.arena": str(machine.arena_dir / f"kvist-{plan.name}-{replica}.arena"),
         "path.disk": str(disk),
         **{f"port.{name}": str(port) for name, port in ports.items()},
@@ -166,7 +171,7 @@ def _values(plan: Plan, machine: Machine, replica: str, ordinal: int) -> dict[st
 def _socket(folder: Path, name: str, replica: str) -> Path:
     """In the replica's folder; where its path is too long for a socket, a short one under /tmp."""
     path = folder / "agent.sock"
-    if len(str(path).encode()) <= SOCKET_PATH_LIMIT:
+    if len(str(path).encode()) + len(EVENTS_SUFFIX) <= SOCKET_PATH_LIMIT:
         return path
     digest = hashlib.blake2s(str(folder).encode(), digest_size=8).hexdigest()
     return Path("/tmp") / f"kvist-{digest}" / "agent.sock"

@@ -1,0 +1,165 @@
+"""One real cluster for all tests here: two engines, two agents, the router, on free ports."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kvist_cli.local import Cluster, Options, Ports
+from kvist_connector import names
+from kvist_operator import spec
+
+DEADLINE = 240.0  # an engine's start takes a minute or more on a busy machine
+MODEL = "smol"
+WORDS = "The keeper of the lighthouse wrote every evening what the sea had brought that day. "
+
+
+def until(look: Callable[[], Any], what: str, seconds: float = DEADLINE) -> Any:
+    """Poll until `look` gives something true; fails in words at the deadline."""
+    ends = time.monotonic() + seconds
+    while not (found := look()):
+        if time.monotonic() > ends:
+            pytest.fail(f"{what}: not within {seconds:.0f} s")
+        time.sleep(0.1)
+    return found
+
+
+def _free_ports(count: int) -> int:
+    """First of `count` neighbouring free ports."""
+    for first in range(21000, 32000, count + 3):
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return first
+    pytest.fail("no free ports")
+
+
+class Rig:
+    """The cluster and what tests ask of it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.urls = cluster.urls
+        self.client = httpx.Client(timeout=httpx.Timeout(120.0))
+
+    def messages(self, topic: str, sentences: int = 60) -> list[dict[str, str]]:
+        """A conversation whose prompt starts with the topic, so that topics share no chunk."""
+        text = f"Notes on {topic}. " + WORDS * sentences
+        return [{"role": "system", "content": text}, {"role": "user", "content": "What did the sea bring?"}]
+
+    def chat(self, topic: str, *, sentences: int = 60, base: str = "", **more: Any) -> httpx.Response:
+        """One greedy chat request through the router, or straight to `base`."""
+        body = {
+            "model": MODEL,
+            "messages": self.messages(topic, sentences),
+            "temperature": 0,
+            "max_tokens": 8,
+        }
+        return self.client.post(f"{base or self.urls.router}/v1/chat/completions", json=body | more)
+
+    def text(self, response: httpx.Response) -> str:
+        """The answer's text; the test fails on an error."""
+        assert response.status_code == 200, response.text
+        return str(response.json()["choices"][0]["message"]["content"])
+
+    def decision(self, response: httpx.Response) -> dict[str, Any]:
+        """The router's record of a request, joined with what the engine reported."""
+        request = response.headers[names.HEADER_REQUEST_ID]
+
+        def look() -> dict[str, Any] | None:
+            answer = self.client.get(f"{self.urls.router_admin}{names.PATH_DECISIONS}/{request}")
+            found: dict[str, Any] = answer.json() if answer.status_code == 200 else {}
+            return found if found.get("actual") else None
+
+        record: dict[str, Any] = until(look, f"record of {request}", 30)
+        return record
+
+    def replicas(self) -> dict[str, Any]:
+        """The router's view."""
+        answer: dict[str, Any] = self.client.get(f"{self.urls.router_admin}{names.PATH_REPLICAS}").json()
+        return answer
+
+    def stats(self, replica: str) -> dict[str, Any]:
+        """An agent's counters."""
+        answer: dict[str, Any] = self.client.get(f"{self.urls.agents[replica]}{names.PATH_STATS}").json()
+        return answer
+
+    def post(self, url: str, body: Any = None) -> None:
+        """A control call that must succeed."""
+        answer = self.client.post(url, json=body)
+        assert answer.is_success, answer.text
+
+    def forget_gpu(self, replica: str) -> None:
+        """Empty the engine's own prefix cache."""
+        self.post(f"{self.urls.engines[replica]}/reset_prefix_cache")
+
+    def running(self, replica: str) -> int:
+        """Requests that the engine is working on."""
+        text = self.client.get(f"{self.urls.engines[replica]}/metrics").text
+        lines = [line for line in text.splitlines() if line.startswith("vllm:num_requests_running{")]
+        return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines)
+
+    def at_rest(self) -> None:
+        """Nothing is left of any request, in router, engines and agents."""
+        until(lambda: self.replicas()["in_flight"] == 0, "requests in flight in the router", 30)
+        for replica in self.urls.engines:
+            until(lambda replica=replica: self.running(replica) == 0, f"requests running on {replica}", 60)
+            until(lambda replica=replica: self.stats(replica)["pending_loads"] == 0, "pending loads", 30)
+
+    def mirrored(self) -> None:
+        """The router takes all replicas and reads both feeds."""
+
+        def look() -> bool:
+            found = self.replicas()["replicas"]
+            return len(found) == 2 and all(item["healthy"] and item["feed"]["live"] for item in found)
+
+        until(look, "healthy replicas with live feeds")
+
+
+@pytest.fixture(scope="module")
+def rig(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    manifest = spec.parse(
+        {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "metadata": {"name": "tests-real"},
+            "spec": {
+                "model": {"name": str(smollm2), "servedName": MODEL},
+                "engine": {
+                    "replicas": 2,
+                    "dtype": "bfloat16",
+                    "maxModelLen": 4096,
+                    "kvCacheMemory": "128Mi",
+                    "env": [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}],
+                },
+                "cache": {"memory": "512Mi", "disk": {"size": "2Gi"}},
+            },
+        }
+    )
+    first = _free_ports(8)
+    ports = Ports(
+        router=first,
+        router_admin=first + 1,
+        engine=first + 2,
+        agent=first + 4,
+    )
+    events: list[str] = []
+    options = Options(run_dir=tmp_path_factory.mktemp("run"), ports=ports)
+    cluster = Cluster.up(manifest, options, lambda event: events.append(str(event)))
+    try:
+        found = Rig(cluster)
+        found.mirrored()
+        yield found
+    finally:
+        cluster.down()
+        print(json.dumps(events[-20:], indent=1))
