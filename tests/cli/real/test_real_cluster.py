@@ -32,17 +32,18 @@ def test_openai_sdk_streams_and_does_not(rig: Any) -> None:
 
 
 def test_router_changes_nothing_of_an_answer(rig: Any) -> None:
-    first = rig.chat("transparency", sentences=5)
+    first = rig.chat("transparency")
     replica = first.headers[names.HEADER_REPLICA]
-    again, straight = rig.chat("transparency", sentences=5), rig.chat("transparency", sentences=5)
-    direct = rig.chat("transparency", sentences=5, base=rig.urls.engines[replica])
-    assert again.headers[names.HEADER_REPLICA] == straight.headers[names.HEADER_REPLICA] == replica
+    rig.decision(first)
+    routed = rig.chat("transparency")  # long enough that the warm replica is clearly the faster one
+    direct = rig.chat("transparency", base=rig.urls.engines[replica])
+    assert routed.headers[names.HEADER_REPLICA] == replica
 
     def body(response: httpx.Response) -> dict[str, Any]:
         found: dict[str, Any] = response.json()
         return {key: value for key, value in found.items() if key not in ("id", "created")}
 
-    assert body(straight) == body(direct)
+    assert body(routed) == body(direct)
 
 
 def test_second_turn_goes_where_the_first_was_and_is_predicted_to_the_token(rig: Any) -> None:
@@ -163,11 +164,11 @@ def test_engine_killed_mid_stream_ends_the_stream_and_its_cache_survives(rig: An
     }
     with rig.client.stream("POST", f"{rig.urls.router}/v1/chat/completions", json=body) as response:
         stream = response.iter_text()
-        next(stream)
+        seen = [next(stream)]
         rig.cluster.kill(engine)
-        rest = "".join(stream)
-    assert '"error"' in rest  # said in the stream, not a silent end
-    assert "[DONE]" not in rest
+        with pytest.raises(httpx.RemoteProtocolError):  # a truncated answer is never taken for a whole one
+            seen.extend(stream)
+    assert "[DONE]" not in "".join(seen)
     meanwhile = rig.chat("while it is away", sentences=3)
     assert rig.text(meanwhile)
     assert meanwhile.headers[names.HEADER_REPLICA] != replica
