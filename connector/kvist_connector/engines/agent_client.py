@@ -54,7 +54,11 @@ class ClientTimes:
 
 
 class AgentClient:
-    """A self-healing connection. `start` once, `close` once."""
+    """A self-healing connection. `start` once, `close` once.
+
+    `revive` is called when nobody listens at `path`; `wait` pauses between attempts and
+    ends early when the event is set (tests put a fake clock there).
+    """
 
     def __init__(
         self,
@@ -63,8 +67,12 @@ class AgentClient:
         handler: Handler,
         name: str,
         times: ClientTimes | None = None,
+        revive: Callable[[], None] | None = None,
+        wait: Callable[[threading.Event, float], object] = threading.Event.wait,
     ) -> None:
         self._path = path
+        self._revive = revive
+        self._wait = wait
         self._greeting = greeting
         self._handler = handler
         self._times = times or ClientTimes()
@@ -138,7 +146,9 @@ class AgentClient:
             try:
                 sock = self._connect()
             except OSError:
-                self._stopping.wait(delay)
+                if self._revive is not None:
+                    self._revive()
+                self._wait(self._stopping, delay)
                 delay = min(2 * delay, self._times.last_retry)
                 continue
             reason, welcomed = self._serve(sock)
@@ -146,7 +156,7 @@ class AgentClient:
                 delay = self._times.first_retry
                 if not self._stopping.is_set():
                     logger.warning("Kvist agent gone (%s): serving uncached, reconnecting", reason)
-            self._stopping.wait(delay)
+            self._wait(self._stopping, delay)
             delay = min(2 * delay, self._times.last_retry)
 
     def _connect(self) -> socket.socket:

@@ -3,25 +3,30 @@
 Every process of the engine calls `ensure_agent`; the first that takes the lock in the
 folder spawns `python -m kvist_connector` in a session of its own, so that it outlives
 the engine and a restarted engine finds its cache warm. The agent exits by itself after
-minutes without connections.
+minutes without connections. While an engine runs, `Reviver` replaces an agent that died.
 """
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvist_connector.errors import ConfigError
 
+logger = logging.getLogger(__name__)
 IDLE_EXIT = 300  # seconds without connections
 START_DEADLINE = 60.0
+MAX_SOCKET_PATH = 107  # bytes, Linux's sockaddr_un
+REVIVE_PAUSE = 10.0  # seconds; an agent that dies at once is not started in a tight loop
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class SpawnSettings:
     memory: str
     disk: str | None = None
     disk_size: str | None = None
+    idle_exit: float = IDLE_EXIT
 
     @property
     def socket(self) -> Path:
@@ -53,7 +59,7 @@ class SpawnSettings:
         command = [
             sys.executable, "-m", "kvist_connector", "--replica", "local",
             "--socket", str(self.socket), "--arena", str(self.arena), "--memory", self.memory,
-            "--http.port", "0", "--idle-exit", str(IDLE_EXIT),
+            "--http.port", "0", "--idle-exit", str(self.idle_exit),
         ]  # fmt: skip
         if self.disk is not None:
             command += ["--disk.path", self.disk]
@@ -67,6 +73,11 @@ def ensure_agent(settings: SpawnSettings, deadline: float = START_DEADLINE) -> P
 
     The lock is held, by a thread, until the agent listens, so no second one is spawned meanwhile.
     """
+    if len(os.fsencode(settings.socket)) > MAX_SOCKET_PATH:
+        raise ConfigError(
+            f"kv_connector_extra_config.folder: {settings.folder} is too long: the path of a Unix socket in it "
+            f"may have {MAX_SOCKET_PATH} bytes; choose a shorter one"
+        )
     try:
         settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(settings.folder / "spawn.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -83,11 +94,37 @@ def ensure_agent(settings: SpawnSettings, deadline: float = START_DEADLINE) -> P
     if listening(settings.socket):
         os.close(lock)
         return settings.socket
-    process = _spawn(settings)
+    try:
+        process = _spawn(settings)
+    except OSError:
+        os.close(lock)
+        raise
     threading.Thread(
-        target=_hold_until_listening, args=(lock, process, settings.socket, deadline), daemon=True
+        target=_hold_until_listening, args=(lock, process, settings, deadline), daemon=True
     ).start()
     return settings.socket
+
+
+class Reviver:
+    """Called by a client whose agent does not listen: spawns another one, not too often.
+
+    Never raises: an engine without its agent serves uncached.
+    """
+
+    def __init__(self, settings: SpawnSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._after = clock() + REVIVE_PAUSE  # the first one was spawned at start
+
+    def __call__(self) -> None:
+        """Spawn an agent unless one listens, is being spawned, or was spawned a moment ago."""
+        if self._clock() < self._after:
+            return
+        self._after = self._clock() + REVIVE_PAUSE
+        try:
+            ensure_agent(self._settings)
+        except (ConfigError, OSError) as error:
+            logger.error("the Kvist agent is gone and cannot be started again: %s", error)
 
 
 def listening(path: Path) -> bool:
@@ -114,12 +151,16 @@ def _spawn(settings: SpawnSettings) -> subprocess.Popen[bytes]:
         )
 
 
-def _hold_until_listening(lock: int, process: subprocess.Popen[bytes], path: Path, deadline: float) -> None:
+def _hold_until_listening(
+    lock: int, process: subprocess.Popen[bytes], settings: SpawnSettings, deadline: float
+) -> None:
     end = time.monotonic() + deadline
     pause = threading.Event()
     try:
-        while time.monotonic() < end and process.poll() is None and not listening(path):
+        while time.monotonic() < end and process.poll() is None and not listening(settings.socket):
             pause.wait(0.05)
+        if process.poll() is not None:
+            logger.error("the Kvist agent ended with status %s; see %s", process.poll(), settings.log)
     finally:
         os.close(lock)
     process.wait()  # reap it when it exits before the engine does

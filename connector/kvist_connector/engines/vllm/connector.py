@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvist_connector.engines.agent_client import AgentClient
 from kvist_connector.engines.inbox import AgentLink, Inbox
-from kvist_connector.engines.spawn import SpawnSettings, ensure_agent
+from kvist_connector.engines.spawn import Reviver, SpawnSettings, ensure_agent
 from kvist_connector.engines.vllm.backends import describe_backends
 from kvist_connector.engines.vllm.config import EngineConfig, own_folder, read_config
 from kvist_connector.engines.vllm.fingerprint import GROUP, describe_engine, fingerprint
@@ -65,14 +65,16 @@ class KvistConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._config = read_config(vllm_config, kv_cache_config)
-        socket = agent_socket(self._config)
+        socket, revive = find_agent(self._config)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         if role == KVConnectorRole.SCHEDULER:
-            self._link = open_link(self._config, socket)
+            self._link = open_link(self._config, socket, revive)
             self._scheduler = SchedulerHalf(self._config, self._link)
         else:
-            self._worker = WorkerHalf(self._config, int(vllm_config.parallel_config.rank), socket)
+            self._worker = WorkerHalf(
+                self._config, int(vllm_config.parallel_config.rank), socket, revive=revive
+            )
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -189,15 +191,16 @@ class KvistConnector(KVConnectorBase_V1, SupportsHMA):
         return plan
 
 
-def agent_socket(config: EngineConfig) -> Path:
-    """The given agent's, or that of one spawned for this engine."""
+def find_agent(config: EngineConfig) -> tuple[Path, Callable[[], None] | None]:
+    """Socket of the given agent, or of one spawned for this engine and what replaces it when it dies."""
     extra = config.extra
     if extra.agent is not None:
-        return Path(extra.agent)
-    return ensure_agent(SpawnSettings(own_folder(config), extra.memory, extra.disk, extra.disk_size))
+        return Path(extra.agent), None
+    settings = SpawnSettings(own_folder(config), extra.memory, extra.disk, extra.disk_size)
+    return ensure_agent(settings), Reviver(settings)
 
 
-def open_link(config: EngineConfig, socket: Path) -> AgentLink:
+def open_link(config: EngineConfig, socket: Path, revive: Callable[[], None] | None = None) -> AgentLink:
     """The scheduler half's connection."""
     hello = Hello(
         protocol=PROTOCOL_VERSION,
@@ -208,7 +211,7 @@ def open_link(config: EngineConfig, socket: Path) -> AgentLink:
         pid=os.getpid(),
     )
     inbox = Inbox()
-    client = AgentClient(socket, lambda: (hello,), inbox, "scheduler")
+    client = AgentClient(socket, lambda: (hello,), inbox, "scheduler", revive=revive)
     client.start()
     return AgentLink(client, inbox)
 

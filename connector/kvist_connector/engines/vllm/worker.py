@@ -12,7 +12,7 @@ import os
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvist_connector.arena.locks import MemberLock
@@ -43,14 +43,19 @@ class WorkerHalf:
     """One per rank. `register` once, then the hooks of each step, then `close`."""
 
     def __init__(
-        self, config: EngineConfig, rank: int, socket: Path, times: ClientTimes | None = None
+        self,
+        config: EngineConfig,
+        rank: int,
+        socket: Path,
+        times: ClientTimes | None = None,
+        revive: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
         self._rank = rank
         self._member = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._layout: Layout | None = None
         self._gate = Gate(self._quiesced)
-        self._client = AgentClient(socket, self._greeting, self, f"worker-{rank}", times)
+        self._client = AgentClient(socket, self._greeting, self, f"worker-{rank}", times, revive)
         self._transfer: Transfer | None = None
         self._layers: dict[str, int] = {}
         self._lock = threading.Lock()
