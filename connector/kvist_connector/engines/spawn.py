@@ -75,7 +75,7 @@ def ensure_agent(settings: SpawnSettings, deadline: float = START_DEADLINE) -> P
     """
     if len(os.fsencode(settings.socket)) > MAX_SOCKET_PATH:
         raise ConfigError(
-            f"kv_connector_extra_config.folder: {settings.folder} is too long: the path of a Unix socket in it "
+            f"kv_connector_extra_config.folder: {settings.folder} is too long: the path of a socket in it "
             f"may have {MAX_SOCKET_PATH} bytes; choose a shorter one"
         )
     try:
