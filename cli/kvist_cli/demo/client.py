@@ -1,6 +1,6 @@
 """A streaming chat client that measures: TTFT, gaps between tokens, usage, what the router says.
 
-Called by the replay, one request at a time. Times are seconds of a monotonic clock.
+Called by the replay, from its threads. Times are seconds of a monotonic clock.
 """
 
 from __future__ import annotations

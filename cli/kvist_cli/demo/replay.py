@@ -1,4 +1,4 @@
-"""Replay the trace against a cluster, one request at a time.
+"""Replay the trace against a cluster, two passengers writing at a time.
 
 Called by the demo once for each mode. Turn by turn what the client measured is joined with
 what the router recorded; without a connector the engine's own usage says what it reused.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import httpx
@@ -19,6 +20,8 @@ from kvist_cli.demo.manifests import SERVED_NAME
 from kvist_cli.demo.trace import Message, Trace, Turn
 from kvist_cli.local import Urls
 
+# With one at a time a queue never forms and one engine would do; as many as there are engines keep both busy.
+AT_A_TIME = 2
 WARM_UP = [{"role": "user", "content": "Hello"}]
 
 
@@ -82,15 +85,33 @@ def replay(
     on_turn: Callable[[TurnResult], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> Replay:
-    """Send all turns in order. Answers that `answers` lacks are added: the first replay makes them."""
+    """Send all turns. Answers that `answers` lacks are added: the first replay makes them."""
     target.wait_routable(target.urls.engines)
     target.warm_up()
     before = sources.traffic(target.client, target.urls.agents)
-    started, turns = clock(), []
-    for turn in trace.turns:
-        result, answer = target.ask(trace, turn, answers)
-        answers.setdefault(turn.name, answer)
-        turns.append(result)
-        on_turn(result)
+    started, done = clock(), {}
+    waiting = list(trace.turns)
+    running: dict[Future[tuple[TurnResult, str]], Turn] = {}
+    passengers = ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="passenger")
+    try:
+        while waiting or running:
+            while len(running) < AT_A_TIME and (turn := _next(waiting, running.values())) is not None:
+                waiting.remove(turn)
+                running[passengers.submit(target.ask, trace, turn, dict(answers))] = turn
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                turn = running.pop(future)
+                result, answer = future.result()
+                answers.setdefault(turn.name, answer)
+                done[turn.name] = result
+                on_turn(result)
+    finally:
+        passengers.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for answers
     moved = sources.traffic(target.client, target.urls.agents).since(before)
-    return Replay(target.mode, tuple(turns), clock() - started, moved)
+    turns = tuple(done[turn.name] for turn in trace.turns)
+    return Replay(target.mode, turns, clock() - started, moved)
+
+
+def _next(waiting: Sequence[Turn], running: Collection[Turn]) -> Turn | None:
+    """The first turn in the trace's order whose session has none under way."""
+    busy = {turn.session for turn in running}
+    return next((turn for turn in waiting if turn.session not in busy), None)

@@ -54,7 +54,9 @@ def test_all_replays_send_equal_requests(demo: Demo, world: Any) -> None:
     demo.run()
     routed = [sent for body in world.requests if (sent := without_time(body))["max_tokens"] != 2]
     count = len(demo.trace.turns)
-    assert routed[:count] == routed[count : 2 * count] == routed[2 * count : 3 * count]
+    # Two passengers write at a time: the order within a replay may differ, what is said may not.
+    first, second, third = (sorted(routed[n * count :][:count], key=repr) for n in range(3))
+    assert first == second == third
 
 
 def without_time(body: dict[str, Any]) -> dict[str, Any]:
