@@ -27,14 +27,16 @@ REPLICAS = 2
 def run(options: harness.Options) -> harness.Result:
     """Processor time of agents and router over a minute without requests; engines are listed apart."""
     window = QUICK_WINDOW_SECONDS if options.quick else WINDOW_SECONDS
-    with tempfile.TemporaryDirectory(prefix="kvist-idle-") as folder:
-        with Cluster.up(_manifest(), Options(run_dir=Path(folder), ports=_ports())) as cluster:
-            time.sleep(SETTLE_SECONDS)
-            before = _used(cluster)
-            began = time.monotonic()
-            time.sleep(window)
-            seconds = time.monotonic() - began
-            after = _used(cluster)
+    with (
+        tempfile.TemporaryDirectory(prefix="kvist-idle-") as folder,
+        Cluster.up(_manifest(), Options(run_dir=Path(folder), ports=_ports())) as cluster,
+    ):
+        time.sleep(SETTLE_SECONDS)
+        before = _used(cluster)
+        began = time.monotonic()
+        time.sleep(window)
+        seconds = time.monotonic() - began
+        after = _used(cluster)
     percent = {name: 100 * (after[name] - before[name]) / seconds for name in before}
     ours = sum(value for name, value in percent.items() if not name.startswith("engine"))
     rows = tuple((name, f"{value:.2f}") for name, value in sorted(percent.items()))

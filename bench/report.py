@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-BENCHES = ("router", "ttft", "miss")
+BENCHES = ("ttft", "miss", "router", "idle")
 DEADLINE_SECONDS = 3600
 
 
