@@ -120,11 +120,22 @@ class MindMetrics:
             registry=registry,
         )
 
+        # Finding a labelled series costs more than counting in it; bounded by the replicas there are.
+        self._sent: dict[str, Counter] = {}
+
+    def sent(self, replica: str) -> None:
+        """Count a decision for a replica."""
+        series = self._sent.get(replica)
+        if series is None:
+            series = self._sent[replica] = self.decisions.labels(replica)
+        series.inc()
+
     def remote_tokenize(self, reason: str) -> None:
         """Count a fallback; `reason` is from the closed list of NotExact."""
         self._remote.labels(reason).inc()
 
     def forget(self, replica: str) -> None:
         """Drop the series of a replica that was removed, or label values would pile up."""
+        self._sent.pop(replica, None)
         for metric in (self.decisions, self.healthy, self.feed, self.feed_breaks):
             metric.remove(replica)

@@ -111,9 +111,8 @@ def test_a_folder_without_tokenizer_is_refused_with_the_remedy(tmp_path: Path) -
 
 
 def render(source: str, **fields: Any) -> str:
-    return ChatTemplate(source, {"eos_token": "E"}).render(
-        {"messages": [{"role": "user", "content": "c"}], **fields}
-    )
+    template = ChatTemplate(source, {"eos_token": "E"})
+    return template.render(template.accept({"messages": [{"role": "user", "content": "c"}], **fields}))
 
 
 def test_templates_have_what_transformers_gives_them() -> None:

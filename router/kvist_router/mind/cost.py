@@ -30,6 +30,7 @@ PRIOR_PRICES: Mapping[int, TierPrice] = {
     Tier.OBJECT: TierPrice(0.05, 2e8),
     Tier.PEER: TierPrice(0.003, 1e9),
 }
+_MEMORY = bytes([Tier.MEMORY])
 CORRECTION_RANGE = (0.5, 2.0)
 
 
@@ -95,9 +96,7 @@ def _loaded(match: Match, first: int, chunk_tokens: int, speeds: Speeds) -> tupl
     stored = match.hit.stored
     if len(stored) <= first:
         return 0, 0.0
-    resident = first
-    while resident < len(stored) and stored[resident] == Tier.MEMORY:
-        resident += 1
+    resident = len(stored) - len(stored[first:].lstrip(_MEMORY))
     load = speeds.price(Tier.MEMORY).seconds((resident - first) * speeds.chunk_bytes)
     if resident == len(stored):
         return resident, load

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from os import urandom
 from random import Random
+from typing import NamedTuple
 
 from kvist_connector.keys import root_key
 from kvist_connector.protocol import feed
@@ -28,7 +29,7 @@ from kvist_router.mind.models import ServedModel
 from kvist_router.mind.outcome import Outcomes
 from kvist_router.mind.prompts import Prompts, PromptSource
 from kvist_router.mind.records import Considered, DecisionRecord, Records
-from kvist_router.mind.replica import Replica
+from kvist_router.mind.replica import Chain, Identity, Replica
 from kvist_router.relay.edits import edit_body
 from kvist_router.settings import RouterSettings
 from kvist_router.tokens.keys import TOKEN_BYTES, KeyMemo
@@ -50,8 +51,14 @@ class _Question:
     tokens: int
 
 
-@dataclass(slots=True)
-class _Considered:
+class _Keyed(NamedTuple):
+    """The prompts of a question under one root."""
+
+    chains: list[Chain]
+    keys: list[bytes]  # of all of them
+
+
+class _Considered(NamedTuple):
     replica: Replica
     candidate: Candidate
     keys: list[bytes]
@@ -156,44 +163,38 @@ class LocalMind:
 
     def _consider(self, question: _Question, replicas: list[Replica]) -> Iterator[_Considered]:
         now = self._clock()
-        chains: dict[tuple[bytes, int, int], list[tuple[bytes, list[bytes]]]] = {}
+        keyed: dict[Identity, _Keyed] = {}
         name = question.request.model or question.model.name
         for replica in replicas:
-            identity = (replica.fingerprint(name), replica.group(), replica.chunk_tokens)
-            if identity not in chains:
-                chains[identity] = self._chains(question, *identity)
-            queue = replica.queue_seconds(now)
-            cost = self._cost(question, replica, chains[identity], queue, now)
+            identity = replica.identity(name)
+            prompts = keyed.get(identity)
+            if prompts is None:
+                prompts = keyed[identity] = self._keyed(question, identity)
+            cost = self._cost(question, replica, prompts.chains, now)
             candidate = Candidate(
                 replica.name, cost, replica.outstanding_tokens, replica.outstanding_requests
             )
-            yield _Considered(replica, candidate, [key for _, keys in chains[identity] for key in keys])
+            yield _Considered(replica, candidate, prompts.keys)
 
-    def _chains(
-        self, question: _Question, fingerprint: bytes, group: int, chunk_tokens: int
-    ) -> list[tuple[bytes, list[bytes]]]:
+    def _keyed(self, question: _Question, identity: Identity) -> _Keyed:
+        fingerprint, group, chunk_tokens = identity
         lora = question.model.name if question.model.adapter else ""
         root = root_key(fingerprint, group=group, lora=lora, salt=question.salt)
-        return [
-            (root, self._memo.chunk_keys(root, packed, chunk_tokens)) for packed in question.prompts.packed
+        chains = [
+            Chain(root, self._memo.chunk_keys(root, packed, chunk_tokens), packed)
+            for packed in question.prompts.packed
         ]
+        return _Keyed(chains, [key for chain in chains for key in chain.keys])
 
-    def _cost(
-        self,
-        question: _Question,
-        replica: Replica,
-        chains: list[tuple[bytes, list[bytes]]],
-        queue: float,
-        now: float,
-    ) -> Cost:
-        speeds = replica.speeds
+    def _cost(self, question: _Question, replica: Replica, chains: list[Chain], now: float) -> Cost:
+        speeds, queue = replica.speeds, replica.queue_seconds(now)
         if not chains:
             recompute = speeds.prefill.seconds(0, question.tokens) * speeds.correction
             return Cost(queue, 0.0, 0.0, recompute, 0)
         total: Cost | None = None
-        for (root, keys), packed in zip(chains, question.prompts.packed, strict=True):
-            match = replica.match(root, keys, packed, self._memo, now)
-            tokens = len(packed) // TOKEN_BYTES
+        for chain in chains:
+            match = replica.match(chain, self._memo, now)
+            tokens = len(chain.packed) // TOKEN_BYTES
             cost = prompt_cost(match, tokens, replica.chunk_tokens, replica.block_tokens, speeds, queue)
             total = cost if total is None else _together(total, cost)
         assert total is not None
@@ -226,7 +227,7 @@ class LocalMind:
             )
         )
         self.records.add(self._record(question, considered, chosen, choice, metadata))
-        self.metrics.decisions.labels(replica.name).inc()
+        self.metrics.sent(replica.name)
         self.metrics.prompt.inc(question.tokens)
         self.metrics.predicted.inc(cost.reused)
         return Decision(

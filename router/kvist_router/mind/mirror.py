@@ -129,6 +129,11 @@ class Mirror:
         """Whether any tier holds the key."""
         return key in self._tiers
 
+    def missing(self, keys: Iterable[bytes]) -> list[bytes]:
+        """Those that no tier holds."""
+        tiers = self._tiers
+        return [key for key in keys if key not in tiers]
+
     def counts(self) -> dict[str, int]:
         """Keys by tier; walks the whole index, for the admin API only."""
         return {

@@ -9,6 +9,7 @@ does for an engine without agent.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kvist_connector.keys import CHUNK_TOKENS
 from kvist_connector.planner import PrefillModel, TierPrice
@@ -27,6 +28,17 @@ BLOCK_TOKENS = 16  # of an engine that did not say
 PENDING_KEYS = 65_536
 LOAD_SECONDS = 3.0  # a load report older than this is not used
 _KNOWN_TIERS = frozenset(int(tier) for tier in Tier)
+
+
+Identity = tuple[bytes, int, int]  # fingerprint, KV group, tokens of a chunk: what keys depend on
+
+
+class Chain(NamedTuple):
+    """One prompt of a request: its packed tokens, and the keys of its chunks under `root`."""
+
+    root: bytes
+    keys: list[bytes]
+    packed: bytes
 
 
 class Replica:
@@ -50,59 +62,48 @@ class Replica:
         self.engine_connected = False
         self.outstanding_tokens = 0
         self.outstanding_requests = 0
+        self.chunk_tokens = CHUNK_TOKENS
+        self.block_tokens = BLOCK_TOKENS  # reuse happens in these
         self.measured: PrefillModel | None = None
         self.speeds = Speeds()
+        self._identity: Identity | None = None
         self._stale_seconds = index.stale_seconds
         self._feed_lost = float("-inf")
         self._load_at = float("-inf")
-
-    @property
-    def chunk_tokens(self) -> int:
-        """Tokens of a chunk."""
-        return self.mirror.opening.chunk_tokens if self.mirror.opening else CHUNK_TOKENS
-
-    @property
-    def block_tokens(self) -> int:
-        """Tokens of an engine block: reuse happens in these."""
-        opening = self.mirror.opening
-        return opening.block_tokens if opening and opening.block_tokens else BLOCK_TOKENS
 
     @property
     def draining(self) -> bool:
         """Whether it takes no new requests."""
         return self.feed_live and self.mirror.draining
 
-    def fingerprint(self, model: str) -> bytes:
+    def identity(self, model: str) -> Identity:
         """The feed's, or one of our own for an engine that has none."""
-        opening = self.mirror.opening
-        return opening.fingerprint if opening and opening.fingerprint else f"unmanaged:{model}".encode()
-
-    def group(self) -> int:
-        """KV group that the feed reports."""
-        return self.mirror.opening.group if self.mirror.opening else 0
+        return self._identity or (f"unmanaged:{model}".encode(), 0, self.chunk_tokens)
 
     def mirrored(self, now: float) -> bool:
         """Whether the mirror is believed; otherwise the view is unknown, not empty."""
-        if not self.mirror.complete or not self.mirror.opening or not self.mirror.opening.fingerprint:
+        if self._identity is None or not self.mirror.complete:
             return False
         return self.feed_live or now - self._feed_lost <= self._stale_seconds
 
-    def match(self, root: bytes, keys: Sequence[bytes], packed: bytes, memo: KeyMemo, now: float) -> Match:
+    def match(self, chain: Chain, memo: KeyMemo, now: float) -> Match:
         """What this replica would reuse of a prompt."""
-        hit = self.mirror.hit(keys) if self.mirrored(now) else NO_HIT
-        if self.mirrored(now) and self._gpu_believed():
-            gpu = hit.gpu_chunks * self.chunk_tokens
-            gpu += self._tail(root, keys, packed, hit.gpu_chunks, memo)
+        keys, mirrored = chain.keys, self.mirrored(now)
+        hit = self.mirror.hit(keys) if mirrored else NO_HIT
+        if mirrored and self._gpu_believed():
+            gpu = hit.gpu_chunks * self.chunk_tokens + self._tail(chain, hit.gpu_chunks, memo)
         else:  # unknown is not empty: what was sent there is probably on the GPU still
             hit = Hit(self.approximate.hit(keys).gpu_chunks, hit.stored)
             gpu = hit.gpu_chunks * self.chunk_tokens
+        if not self.pending:
+            return Match(hit, gpu)
         count, ready = self.pending.run(keys, hit.chunks, now)
         return Match(hit, gpu, count, ready - now)
 
-    def _tail(self, root: bytes, keys: Sequence[bytes], packed: bytes, chunks: int, memo: KeyMemo) -> int:
+    def _tail(self, chain: Chain, chunks: int, memo: KeyMemo) -> int:
         start = chunks * self.chunk_tokens * TOKEN_BYTES
-        partial = packed[start : start + self.chunk_tokens * TOKEN_BYTES]
-        parent = keys[chunks - 1] if chunks else root
+        partial = chain.packed[start : start + self.chunk_tokens * TOKEN_BYTES]
+        parent = chain.keys[chunks - 1] if chunks else chain.root
         block = self.block_tokens
         return self.mirror.tail_blocks(memo.tail_keys(parent, partial, block)) * block
 
@@ -115,13 +116,10 @@ class Replica:
 
     def computes(self, keys: Sequence[bytes], now: float) -> list[bytes]:
         """The keys it does not hold yet: what a dispatch makes pending."""
-        mirrored = self.mirrored(now)
-        gpu_known = mirrored and self._gpu_believed()
-        return [
-            key
-            for key in keys
-            if not (mirrored and self.mirror.has(key)) and (gpu_known or not self.approximate.has(key))
-        ]
+        if not self.mirrored(now):
+            return [key for key in keys if not self.approximate.has(key)]
+        missing = self.mirror.missing(keys)
+        return missing if self._gpu_believed() else [key for key in missing if not self.approximate.has(key)]
 
     def observed(self, predicted: float, seconds: float) -> None:
         """A first byte came after `seconds`: move this replica's correction."""
@@ -154,6 +152,10 @@ class Replica:
             if self.feed_live:
                 raise FeedError("a new epoch began")
             self.mirror.open(message)
+            self.chunk_tokens = message.chunk_tokens
+            self.block_tokens = message.block_tokens or BLOCK_TOKENS
+            known = bool(message.fingerprint)
+            self._identity = (message.fingerprint, message.group, message.chunk_tokens) if known else None
             self.feed_live, self.feed_problem = True, ""
             return None
         self.mirror.follow(message.sequence)

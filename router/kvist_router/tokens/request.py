@@ -9,6 +9,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import msgspec
+
 from kvist_router.errors import Refused
 from kvist_router.mind.interface import Path, Refusal
 
@@ -61,6 +63,44 @@ def parse(body: bytes, path: Path) -> Request:
 
 
 def _decode(body: bytes) -> dict[str, Any]:
+    fields = _decode_fast(body)
+    return _decode_carefully(body) if fields is None else fields
+
+
+def _decode_fast(body: bytes) -> dict[str, Any] | None:
+    """The object, or None when only the careful way can tell.
+
+    Every member has one colon outside of strings, so a member that the decoder dropped as a
+    duplicate shows as a colon too many. (Escaped colons would hide one: those go the careful way.)
+    """
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    if type(fields) is not dict or (b"\\" in body and b"\\u003" in body):
+        return None
+    colons = len(body) - len(body.replace(b":", b""))  # several times as fast as count
+    return fields if _colons(fields) == colons else None
+
+
+def _colons(value: Any) -> int:
+    """Colons that a value's JSON text has: one per member, and those in strings."""
+    count, rest = 0, [value]
+    while rest:
+        item = rest.pop()
+        kind = type(item)
+        if kind is str:
+            count += item.count(":") if ":" in item else 0
+        elif kind is dict:
+            count += len(item)
+            rest += item
+            rest += item.values()
+        elif kind is list and not (item and type(item[0]) is int and set(map(type, item)) == {int}):
+            rest += item
+    return count
+
+
+def _decode_carefully(body: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(body.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
     except _DuplicateKeyError as error:

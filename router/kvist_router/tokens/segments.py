@@ -36,11 +36,17 @@ def exact_splitter(tokenizer: dict[str, Any]) -> re.Pattern[str] | None:
         or (tokenizer.get("model") or {}).get("dropout")
     ):
         return None
-    texts = [token["content"] for token in added if not token.get("normalized") and token["content"]]
+    texts = split_tokens(tokenizer)
     if not texts:
         return None
     longest_first = sorted(texts, key=len, reverse=True)
     return re.compile("(" + "|".join(re.escape(text) for text in longest_first) + ")")
+
+
+def split_tokens(tokenizer: dict[str, Any]) -> list[str]:
+    """Added tokens that are found in the raw text."""
+    added = tokenizer.get("added_tokens") or []
+    return [token["content"] for token in added if not token.get("normalized") and token["content"]]
 
 
 def _position_free(part: dict[str, Any] | None, known: frozenset[str]) -> bool:

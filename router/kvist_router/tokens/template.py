@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -18,12 +18,13 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kvist_router.errors import NotExact
+from kvist_router.tokens.opaque import inserts_content
 
 # Fields of a chat request that change its tokens in ways only the engine knows.
-_ENGINE_ONLY = (
+_ENGINE_ONLY = frozenset({
     "tools", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort", "mm_processor_kwargs",
     "media_io_kwargs", "truncate_prompt_tokens", "continue_final_message", "add_special_tokens",
-)  # fmt: skip
+})  # fmt: skip
 _ROLES = frozenset({"system", "user", "assistant"})
 _BILLING = "x-anthropic-billing-header"  # vLLM strips it from system messages
 
@@ -38,6 +39,13 @@ class _Generation(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class Conversation(NamedTuple):
+    """Messages in the form that the engine gives to the template."""
+
+    messages: list[dict[str, Any]]
+    generate: bool  # whether the answer's head is added
+
+
 class ChatTemplate:
     """A compiled template; `special_tokens` are bos_token, eos_token and so on."""
 
@@ -50,23 +58,29 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         self._template = environment.from_string(source)
         self._special_tokens = special_tokens
-        self._wraps_content = any(_loops_over_content(environment.parse(source)))
+        root = environment.parse(source)
+        self._wraps_content = any(_loops_over_content(root))
+        self.inserts_content = not self._wraps_content and inserts_content(root)
 
-    def render(self, fields: dict[str, Any]) -> str:
-        """Text of a chat request; raises NotExact when the engine may render another one."""
-        for name in _ENGINE_ONLY:
-            if fields.get(name) not in (None, False):
-                raise NotExact(name)
+    def accept(self, fields: dict[str, Any]) -> Conversation:
+        """What a chat request renders; raises NotExact when the engine may render something else."""
+        if not _ENGINE_ONLY.isdisjoint(fields):
+            for name in sorted(_ENGINE_ONLY):
+                if fields.get(name) not in (None, False):
+                    raise NotExact(name)
         generate = fields.get("add_generation_prompt", True)
         if not isinstance(generate, bool):
             raise NotExact("add_generation_prompt")
-        messages = [self._message(message) for message in fields["messages"]]
+        return Conversation([self._message(message) for message in fields["messages"]], generate)
+
+    def render(self, conversation: Conversation) -> str:
+        """Its text; raises NotExact when the template refuses it."""
         try:
             return self._template.render(
-                messages=messages,
+                messages=conversation.messages,
                 tools=None,
                 documents=None,
-                add_generation_prompt=generate,
+                add_generation_prompt=conversation.generate,
                 **self._special_tokens,
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:

@@ -17,7 +17,8 @@ from kvist_connector.errors import ConfigError
 from kvist_connector.keys import pack_tokens
 from kvist_router.errors import NotExact
 from kvist_router.tokens.lru import SizedLRU
-from kvist_router.tokens.segments import exact_splitter
+from kvist_router.tokens.segments import exact_splitter, split_tokens
+from kvist_router.tokens.skeleton import Skeletons
 from kvist_router.tokens.template import ChatTemplate
 
 _ENTRY_BYTES = 200  # of a cache entry beside text and tokens
@@ -37,6 +38,9 @@ class ModelTokenizer:
         self._cache: SizedLRU[str, bytes] = SizedLRU(cache_bytes)
         source = _template_source(folder, config)
         self._template = ChatTemplate(source, _special_tokens(config)) if source is not None else None
+        self._skeletons = None
+        if self._template is not None and self._template.inserts_content and self._splitter is not None:
+            self._skeletons = Skeletons(self._template, self._splitter, split_tokens(content))
         self._frame = self._special_frame(config)
         self.hits = 0
         self.misses = 0
@@ -45,17 +49,22 @@ class ModelTokenizer:
         """Packed tokens of a chat request."""
         if self._template is None:
             raise NotExact("no template")
-        return await self._encode(self._template.render(fields))
+        conversation = self._template.accept(fields)
+        if self._skeletons is not None:
+            return await self._encode(self._skeletons.pieces(conversation))
+        return await self._encode(self._cut(self._template.render(conversation)))
 
     async def text(self, text: str) -> bytes:
         """Packed tokens of one completion prompt."""
         if self._frame is None:
             raise NotExact("special tokens")
         before, after = self._frame
-        return before + await self._encode(text) + after
+        return before + await self._encode(self._cut(text)) + after
 
-    async def _encode(self, text: str) -> bytes:
-        pieces = self._splitter.split(text) if self._splitter is not None else [text]
+    def _cut(self, text: str) -> list[str]:
+        return self._splitter.split(text) if self._splitter is not None else [text]
+
+    async def _encode(self, pieces: list[str]) -> bytes:
         get = self._cache.get
         found = [get(piece) if piece else b"" for piece in pieces]
         if None in found:
@@ -67,7 +76,7 @@ class ModelTokenizer:
             ]
             self.misses += len(missing)
         self.hits += len(pieces)
-        return b"".join(tokens for tokens in found if tokens is not None)
+        return b"".join([tokens for tokens in found if tokens is not None])
 
     async def _encode_pieces(self, pieces: list[str]) -> dict[str, bytes]:
         if sum(map(len, pieces)) <= self._inline:
