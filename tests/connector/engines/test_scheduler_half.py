@@ -102,7 +102,7 @@ def test_stored_chunks_are_not_stored_again(simulator, fake_agent):
     simulator.forget_local()
     simulator.answer(prompt[:600])
     simulator.answer(prompt)
-    simulator.half._pump()
+    simulator.half.poll()
     assert sum(len(step.commits) + len(step.discards) for step in fake_agent.steps) == 3
 
 
@@ -238,7 +238,7 @@ def test_aborted_requests_release_their_leases(simulator, oracle, fake_agent):
     simulator.abort("loading")
     simulator.run()
     fake_agent.wait_for(lambda: {"gone", "loading"} <= set(releases(fake_agent)))
-    assert simulator.half._states == {}
+    assert simulator.half.live_requests == 0
     assert simulator.answer(prompt) == oracle(prompt, 4)
 
 
@@ -251,7 +251,7 @@ def test_leases_last_until_the_step_that_loaded_is_reported(engine, fake_agent):
     simulator.add("loading", prompt)
     simulator.step()
     simulator.abort("loading")
-    assert "loading" in simulator.half._states
+    assert simulator.half.live_requests == 1
     simulator.run()
     fake_agent.wait_for(lambda: releases(fake_agent).count("loading") == 1)
 
@@ -260,7 +260,7 @@ def test_requests_that_finish_in_their_first_step_are_stored_and_recorded(engine
     simulator = engine(asynchronous=asynchronous, budget=2048)
     simulator.answer(prompt_of(600), 1)
     fake_agent.wait_for(lambda: len(fake_agent.chunks) == 2 and len(records(fake_agent)) == 1)
-    assert simulator.half._states == {}
+    assert simulator.half.live_requests == 0
 
 
 @pytest.mark.parametrize("right", [0, 1, 3], ids=["none-accepted", "one-accepted", "all-accepted"])
@@ -418,4 +418,4 @@ def test_many_requests_in_random_order(engine, asynchronous, oracle, fake_agent)
     simulator.run()
     for name, (prompt, count) in wanted.items():
         assert simulator.outputs[name] == oracle(prompt, count), name
-    assert simulator.half._states == {}
+    assert simulator.half.live_requests == 0

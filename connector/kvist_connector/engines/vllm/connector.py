@@ -86,6 +86,11 @@ class KvistConnector(KVConnectorBase_V1, SupportsHMA):
         """Full graphs are fine: without layer hooks all layers are ordered before the forward pass."""
         return False
 
+    @property
+    def scheduler_half(self) -> SchedulerHalf:
+        """For whoever runs the engine in its own process."""
+        return self._half()
+
     # ---- scheduler half
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:

@@ -21,7 +21,11 @@ class KvSpace:
 
 
 def engine_load(
-    states: Iterable[RequestState], chunk_tokens: int, space: KvSpace, model: PrefillModel | None
+    states: Iterable[RequestState],
+    chunk_tokens: int,
+    space: KvSpace,
+    model: PrefillModel | None,
+    accepted: dict[str, str],
 ) -> EngineLoad:
     """Counts over live requests; waiting ones without the tokens they are going to load."""
     waiting = running = waiting_tokens = running_tokens = decoding = 0
@@ -49,6 +53,7 @@ def engine_load(
         kv_tokens_used=space.used,
         prefill_seconds_per_token=model.linear if model else 0.0,
         prefill_seconds_per_token2=model.quadratic if model else 0.0,
+        last_accepted=accepted,
     )
 
 

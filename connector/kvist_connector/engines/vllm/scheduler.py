@@ -2,7 +2,7 @@
 
 Called by connector.py from vLLM's scheduler, always on one thread; agent messages are
 taken from a link at every hook. It never raises for the cache's sake and never waits
-longer than ANSWER_WAIT once per request.
+longer than lookups.ANSWER_WAIT once per request.
 
 Steps overlap under async scheduling: a step's plan, its report and what it may commit
 belong together by the step's number.
@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kvist_connector.engines.inbox import Arrival, Closed
+from kvist_connector.engines.vllm.accepted import LastAccepted
 from kvist_connector.engines.vllm.config import EngineConfig
 from kvist_connector.engines.vllm.load_report import KvSpace, LoadPacer, engine_load
-from kvist_connector.engines.vllm.lora import AdapterRevisions
+from kvist_connector.engines.vllm.lookups import Link, Lookups
 from kvist_connector.engines.vllm.metadata import StepPlan, StepReport
 from kvist_connector.engines.vllm.outbox import Outbox
 from kvist_connector.engines.vllm.prefill_meter import PrefillMeter
@@ -30,22 +29,17 @@ from kvist_connector.engines.vllm.requests import (
     is_cacheable,
     load_pieces,
     loadable_tokens,
-    router_request_id,
     tags_of,
 )
+from kvist_connector.engines.vllm.steps import StepRecord, StepRecords, request_record
 from kvist_connector.engines.vllm.stores import StoreLedger, Wanted
-from kvist_connector.keys import root_key
 from kvist_connector.protocol.engine import (
     Answer,
     Arena,
     EngineLoad,
     Evicted,
     Grant,
-    Lookup,
-    RequestRecord,
     Reset,
-    Step,
-    ToAgent,
     Welcome,
 )
 from kvist_connector.protocol.tiers import Tier
@@ -59,32 +53,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ANSWER_WAIT = 0.002  # seconds a request's first match call may wait for its Answer
-ANSWER_DEADLINE = 0.25  # after that an agent that has not answered at all is not waited for
-PENDING_DEADLINE = 30.0  # backstop; the agent answers pending lookups by its own shorter deadline
-MAX_STEPS = 64  # unreported steps that are remembered
 PUSH_WORK_DEADLINE = 1.0  # seconds the engine is kept stepping for stores under way
-
-
-class Link(Protocol):
-    """The connection as the scheduler half sees it."""
-
-    def send(self, message: ToAgent) -> bool: ...
-    def take(self) -> list[Arrival]: ...
-    def wait(self, seconds: float) -> bool: ...
-
-
-@dataclass
-class StepRecord:
-    """A step that has been planned and not yet reported."""
-
-    step: int
-    began: float
-    loads: dict[str, RequestState] = field(default_factory=dict)
-    tables: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    prefilled: list[RequestState] = field(default_factory=list)
-    members: list[RequestState] = field(default_factory=list)
-    spans: list[tuple[int, int]] = field(default_factory=list)
 
 
 class SchedulerHalf:
@@ -101,18 +70,17 @@ class SchedulerHalf:
         self._link = link
         self._clock = clock
         self._wall = wall
-        self._arena: Arena | None = None
         self._connected = False
-        self._enabled = False
         self._states: dict[str, RequestState] = {}
         self._loads: dict[str, list[Piece]] = {}
         self._ledger = StoreLedger(config.ranks)
-        self._records: OrderedDict[int, StepRecord] = OrderedDict()
+        self._records = StepRecords()
         self._step = 0
         self._outbox = Outbox()
+        self._lookups = Lookups(config.chunk_tokens, link, self._outbox, clock)
         self._meter = PrefillMeter()
         self._pacer = LoadPacer()
-        self._adapters = AdapterRevisions()
+        self._accepted = LastAccepted()
         self._last_report = 0.0
         self._last_store = float("-inf")
         self.kv_used: Callable[[], float] = lambda: 0.0
@@ -123,18 +91,19 @@ class SchedulerHalf:
         """Look the prompt up; the answer is waited for when the engine asks."""
         state = RequestState(request, is_cacheable(request), tags_of(request), self._clock(), self._wall())
         self._states[request.request_id] = state
-        self._pump()
-        self._ask(state)
+        self._accepted.note(state.id)
+        self.poll()
+        self._lookups.ask(state)
 
     def matched_tokens(self, request: Request, local_tokens: int) -> int | None:
         """Tokens to load after the engine's own hit; None: ask again."""
         state = self._states.get(request.request_id)
         if state is None:
             return 0
-        self._pump()
-        self._ask_after_preemption(state)
-        self._await_first_answer(state)
-        if self._awaiting(state):
+        self.poll()
+        self._lookups.ask_after_preemption(state)
+        self._lookups.await_first_answer(state, self.poll)
+        if self._lookups.awaiting(state):
             return None
         state.local_tokens = local_tokens
         hit = state.hit_chunks() * self._config.chunk_tokens
@@ -147,7 +116,7 @@ class SchedulerHalf:
             return
         self._loads.pop(state.id, None)
         if external_tokens <= 0:
-            self._release(state)
+            self._lookups.release(state)
             return
         table = blocks.get_block_ids()[0]
         block, chunk = self._config.block_tokens, self._config.chunk_tokens
@@ -168,11 +137,11 @@ class SchedulerHalf:
 
     def plan_step(self, output: SchedulerOutput) -> StepPlan:
         """Loads and stores of this step."""
-        self._pump()
+        self.poll()
         self._step += 1
         for request_id in output.preempted_req_ids or ():
             if (state := self._states.get(request_id)) is not None:
-                self._ask_after_preemption(state)
+                self._lookups.ask_after_preemption(state)
         record = StepRecord(self._step, self._clock())
         loads: list[Piece] = []
         stores: list[Piece] = []
@@ -185,20 +154,21 @@ class SchedulerHalf:
             stores += self._plan_stores(output, record, state, scheduled)
         reporting = bool(output.num_scheduled_tokens) or self._ledger.under_way > 0
         if output.num_scheduled_tokens:
-            self._remember(record)
+            for lost in self._records.add(record):
+                self._leave(lost)
         else:
             self._flush()
         if stores:
             self._last_store = record.began
-        epoch = self._arena.epoch if self._arena is not None else 0
+        epoch = self._lookups.arena.epoch if self._lookups.arena is not None else 0
         return StepPlan(record.step, epoch, tuple(loads), tuple(stores), reporting)
 
     def step_done(self, output: KVConnectorOutput) -> None:
         """What the workers report of a step: commits, releases, records; one message to the agent."""
-        self._pump()
+        self.poll()
         report = output.kv_connector_worker_meta
         if isinstance(report, StepReport):
-            record = self._records.pop(report.step, None)
+            record = self._records.take(report.step)
             self._note_failures(record, set(output.invalid_block_ids or ()), report.failed_keys)
             self._ledger.answer(report.filled, report.unfilled)
             commits, discards = self._ledger.settle()
@@ -206,7 +176,8 @@ class SchedulerHalf:
             self._outbox.discards += discards
             if record is not None:
                 self._close_record(record, report)
-            self._forget_lost_steps(report.step)
+            for lost in self._records.take_lost(report.step):
+                self._leave(lost)
         self._flush()
 
     def has_pending_stores(self) -> bool:
@@ -219,92 +190,11 @@ class SchedulerHalf:
 
     def reset_cache(self) -> bool:
         """The engine's cache was reset with its connector: nothing stored counts any more."""
-        self._pump()
+        self.poll()
         self._ledger.known.clear()
         for state in self._states.values():
             state.refs, state.stored_chunks = (), 0
         return self._link.send(Reset()) or not self._connected
-
-    # ---- lookups
-
-    def _ask(self, state: RequestState) -> None:
-        """Send the lookup, if there is somebody to ask and something to ask for."""
-        if not self._prepare_keys(state) or not self._enabled or not state.keys:
-            return
-        state.preemptions = state.request.num_preemptions
-        message = Lookup(
-            request=state.id,
-            keys=b"".join(state.keys),
-            tokens=state.request.num_tokens,
-            tags=state.tags,
-        )
-        if self._link.send(message):
-            state.asked_at, state.answered_at = self._clock(), None
-            state.refs, state.tiers = (), b""
-            state.waited, state.pending, state.leased = False, False, True
-
-    def _ask_after_preemption(self, state: RequestState) -> None:
-        """A preempted request matches anew, with what it decoded; its old leases are gone."""
-        if state.preemptions == state.request.num_preemptions:
-            return
-        state.preemptions = state.request.num_preemptions
-        state.store_closed = False
-        if state.loads_in_flight == 0:
-            self._release(state)
-            if self._outbox.withdraw_release(state.id):
-                self._link.send(Step(releases=(state.id,)))  # before the new lookup, not at the step's end
-            self._ask(state)
-
-    def _prepare_keys(self, state: RequestState) -> bool:
-        """Root and keys of all full chunks known now; False when the request cannot be cached."""
-        if self._arena is None or not state.cacheable:
-            return False
-        if not state.root:
-            root = self._root(state.request)
-            if root is None:
-                state.cacheable = False
-                return False
-            state.root = root
-        chunk = self._config.chunk_tokens
-        state.extend_keys(state.request.num_tokens // chunk, chunk)
-        return True
-
-    def _root(self, request: Request) -> bytes | None:
-        assert self._arena is not None
-        name = revision = ""
-        if request.lora_request is not None:
-            found = self._adapters.revision(request.lora_request)
-            if found is None:
-                return None
-            name, revision = request.lora_request.lora_name, found
-        return root_key(
-            self._arena.fingerprint, lora=name, lora_revision=revision, salt=request.cache_salt or ""
-        )
-
-    def _await_first_answer(self, state: RequestState) -> None:
-        if state.waited or state.asked_at is None or state.answered_at is not None:
-            return
-        state.waited = True
-        deadline = self._clock() + ANSWER_WAIT
-        while state.answered_at is None and (left := deadline - self._clock()) > 0:
-            if not self._link.wait(left):
-                return
-            self._pump()
-
-    def _awaiting(self, state: RequestState) -> bool:
-        """Whether an Answer is still to come that is worth waiting for."""
-        if state.asked_at is None:
-            return False
-        since = self._clock() - state.asked_at
-        if state.answered_at is None:
-            return since < ANSWER_DEADLINE
-        return state.pending and since < PENDING_DEADLINE
-
-    def _release(self, state: RequestState) -> None:
-        if state.leased:
-            self._outbox.releases.append(state.id)
-        state.leased = state.pending = False
-        state.asked_at, state.refs, state.tiers = None, (), b""
 
     # ---- stores and records of a step
 
@@ -334,8 +224,8 @@ class SchedulerHalf:
         request, chunk = state.request, self._config.chunk_tokens
         end = min(request.num_computed_tokens + scheduled, request.num_tokens)
         full = end // chunk
-        storing = self._enabled and not state.store_closed and full > state.stored_chunks
-        if storing and self._prepare_keys(state):
+        storing = self._lookups.enabled and not state.store_closed and full > state.stored_chunks
+        if storing and self._lookups.prepare_keys(state):
             table = self._table(output, record, state)
             wanted = Wanted(
                 request=state.id,
@@ -361,16 +251,6 @@ class SchedulerHalf:
         record.tables[state.id] = table
         return table
 
-    def _remember(self, record: StepRecord) -> None:
-        self._records[record.step] = record
-        while len(self._records) > MAX_STEPS:
-            _, lost = self._records.popitem(last=False)
-            self._leave(lost)
-
-    def _forget_lost_steps(self, reported: int) -> None:
-        for step in [number for number in self._records if number < reported - MAX_STEPS]:
-            self._leave(self._records.pop(step))
-
     def _note_failures(
         self, record: StepRecord | None, invalid: set[int], failed_keys: frozenset[bytes]
     ) -> None:
@@ -380,8 +260,7 @@ class SchedulerHalf:
             self._outbox.bad_keys += failed_keys
         if not invalid:
             return
-        tables = record.tables if record is not None else {}
-        touched = {request for request, table in tables.items() if not invalid.isdisjoint(table)}
+        touched = record.touched(invalid) if record is not None else set()
         self._ledger.spoil(touched)
         for request_id in touched:
             if (state := self._states.get(request_id)) is not None:
@@ -389,8 +268,7 @@ class SchedulerHalf:
                 state.bad_keys |= failed_keys
                 state.stored_chunks = 0
         if record is not None:
-            record.prefilled = [state for state in record.prefilled if state.id not in touched]
-            record.spans = []
+            record.spoil(touched)
 
     def _close_record(self, record: StepRecord, report: StepReport) -> None:
         now = self._clock()
@@ -401,7 +279,7 @@ class SchedulerHalf:
         for state in record.prefilled:
             if not state.recorded:
                 state.recorded = True
-                self._outbox.records.append(self._request_record(state, now))
+                self._outbox.records.append(request_record(state, now, self._config.chunk_tokens))
         if not record.loads and any(end - start > 1 for start, end in record.spans):
             self._meter.observe(record.spans, now - began)
         self._leave(record)
@@ -411,7 +289,7 @@ class SchedulerHalf:
         for state in record.loads.values():
             state.loads_in_flight -= 1
             if state.loads_in_flight == 0:
-                self._release(state)
+                self._lookups.release(state)
         for state in record.members:
             state.steps_in_flight -= 1
             self._drop_if_over(state)
@@ -419,26 +297,9 @@ class SchedulerHalf:
     def _drop_if_over(self, state: RequestState) -> None:
         if not state.finished or state.steps_in_flight:
             return
-        self._release(state)
+        self._lookups.release(state)
         if self._states.get(state.id) is state:
             del self._states[state.id]
-
-    def _request_record(self, state: RequestState, now: float) -> RequestRecord:
-        request, chunk = state.request, self._config.chunk_tokens
-        full = request.num_prompt_tokens // chunk
-        scheduled = state.scheduled_at if state.scheduled_at is not None else now
-        return RequestRecord(
-            request=router_request_id(state.id),
-            prompt_tokens=request.num_prompt_tokens,
-            last_chunk_key=state.keys[full - 1] if 0 < full <= len(state.keys) else b"",
-            hit_tokens={int(tier): tokens for tier, tokens in state.hit_tokens.items()},
-            arrived=state.arrived_unix,
-            lookup_seconds=state.lookup_seconds,
-            wait_seconds=scheduled - state.arrived,
-            load_seconds=state.load_seconds,
-            prefill_seconds=now - scheduled,
-            failed_load=state.failed_load,
-        )
 
     # ---- messages
 
@@ -455,16 +316,29 @@ class SchedulerHalf:
         now, states = self._clock(), self._states.values()
         if not self._pacer.wanted(now, idle=all(state.finished for state in states)):
             return None
-        load = engine_load(states, self._config.chunk_tokens, self._space(), self._meter.model())
+        load = engine_load(
+            states, self._config.chunk_tokens, self._space(), self._meter.model(), self._accepted.by_router()
+        )
         return load if self._pacer.sent(load, now) else None
 
     def _space(self) -> KvSpace:
         total = self._config.num_blocks * self._config.block_tokens
         return KvSpace(total, int(self.kv_used() * total))
 
-    def _pump(self) -> None:
+    def poll(self) -> None:
+        """Take what the agent has said; every hook does."""
         for arrival in self._link.take():
             self._receive(arrival)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the agent is connected and has granted slots."""
+        return self._lookups.enabled and self._ledger.granted > 0
+
+    @property
+    def live_requests(self) -> int:
+        """Requests that something is remembered of."""
+        return len(self._states)
 
     def _receive(self, arrival: Arrival) -> None:
         match arrival.message:
@@ -479,7 +353,7 @@ class SchedulerHalf:
             case Welcome() as welcome:
                 self._forget_agent()
                 self._connected = True
-                self._enabled = not welcome.disabled
+                self._lookups.enabled = not welcome.disabled
                 if welcome.disabled:
                     logger.warning("Kvist stores nothing: %s", welcome.disabled)
             case Closed():
@@ -489,34 +363,29 @@ class SchedulerHalf:
 
     def _answered(self, answer: Answer, at: float) -> None:
         state = self._states.get(answer.request)
-        if state is None or state.asked_at is None or state.root == b"":
-            return  # it was scheduled without waiting; its leases have been released
-        if state.answered_at is None:
-            state.answered_at = at
-            state.lookup_seconds = at - state.asked_at
-        count = min(len(answer.refs), len(answer.tiers), len(state.keys))
-        state.refs, state.tiers, state.pending = answer.refs[:count], answer.tiers[:count], answer.pending
-        self._ledger.known.add(state.keys[: answer.known])
+        self._lookups.answered(state, answer, at)
+        if state is not None and state.answered_at is not None:
+            self._ledger.known.add(state.keys[: answer.known])
 
     def _use_arena(self, arena: Arena) -> None:
-        before, self._arena = self._arena, arena
+        before, self._lookups.arena = self._lookups.arena, arena
         changed = before is None or before.fingerprint != arena.fingerprint
         if before is not None and before.epoch != arena.epoch:
             self._ledger.reset()  # formatted anew on this connection: grants and answers are void
             for state in self._states.values():
                 state.forget_agent()
-        self._enabled = self._enabled and arena.geometry.slots > 0
+        self._lookups.enabled = self._lookups.enabled and arena.geometry.slots > 0
         self._ledger.known.grow(4 * arena.geometry.slots)
         for state in self._states.values():
             if changed:
                 state.root, state.keys = b"", []
             if state.scheduled_at is None and not state.finished and state.asked_at is None:
-                self._ask(state)
+                self._lookups.ask(state)
 
     def _forget_agent(self) -> None:
         """Grants, answers and leases end with the connection; running requests go on uncached."""
-        self._connected = self._enabled = False
-        self._arena = None
+        self._connected = self._lookups.enabled = False
+        self._lookups.arena = None
         self._ledger.reset()
         self._outbox.clear()
         self._pacer.reset()

@@ -86,6 +86,11 @@ class WorkerHalf:
         for lock in self._locks.values():
             lock.close()
 
+    @property
+    def ready(self) -> bool:
+        """Whether an arena is mapped, for this step or the next."""
+        return self._next is not None or self._current is not None
+
     # ---- hooks of a step, in this order
 
     def begin_step(self) -> None:
