@@ -20,10 +20,12 @@ import threading
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 CHUNK, BLOCK = 256, 32
+KV_BLOCKS = 260
 
 
 class AgentProcess:
@@ -66,6 +68,24 @@ class AgentProcess:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.loads(answer.read())
 
+    def hits_of(self, ask):
+        """Tokens that one request loaded, by tier, as the agent's counters say."""
+
+        def counters():
+            found = self.call("/v1/kvist/stats")["counters"]
+            hits = {tier: found.get(f"hit_tokens_{tier}", 0) for tier in ("memory", "disk")}
+            return found.get("requests", 0), hits
+
+        requests, before = counters()
+        answer = ask()
+        pause = threading.Event()
+        for _ in range(3000):
+            if counters()[0] > requests:
+                break
+            pause.wait(0.01)
+        after = counters()[1]
+        return answer, {tier: after[tier] - before[tier] for tier in after if after[tier] > before[tier]}
+
     def chunks_only_on_disk(self):
         self.call("/v1/kvist/flush", {"deadline": 60})
         self.call("/v1/kvist/clear", {"tier": "memory"})
@@ -91,7 +111,8 @@ class Engine:
             max_num_batched_tokens=CHUNK,
             max_num_seqs=4,
             seed=0,
-            kv_cache_memory_bytes=260 * 24576 * 30,
+            disable_log_stats=False,
+            kv_cache_memory_bytes=KV_BLOCKS * 24576 * 30,
             kv_transfer_config={
                 "kv_connector": "KvistConnector",
                 "kv_connector_module_path": "kvist_connector.engines.vllm.connector",
@@ -100,7 +121,8 @@ class Engine:
                 "kv_connector_extra_config": {"agent": str(agent.socket)},
             },
         )
-        self.half = self.llm.llm_engine.engine_core.engine_core.scheduler.connector._scheduler
+        connector = self.llm.llm_engine.engine_core.engine_core.scheduler.connector
+        self.half = connector.scheduler_half
 
     def ask(self, prompt, count=8):
         return self.ask_all([prompt], count)[0]
@@ -119,14 +141,17 @@ class Engine:
             answers.append(((list(first.token_ids), logprobs), output.num_cached_tokens))
         return answers
 
+    def preemptions(self):
+        return sum(m.value for m in self.llm.get_metrics() if m.name == "vllm:num_preemptions")
+
     def forget_local(self):
         assert self.llm.reset_prefix_cache()
 
     def wait_connected(self):
         pause = threading.Event()
         for _ in range(3000):
-            self.half._pump()
-            if self.half._ledger.granted:
+            self.half.poll()
+            if self.half.ready:
                 return
             pause.wait(0.01)
         raise AssertionError("the engine did not find its agent again")
@@ -168,28 +193,34 @@ def loaded_tokens(length):
     return min(length // CHUNK * CHUNK, length - 1) // BLOCK * BLOCK
 
 
-# Lengths whose local hit is as long as what can be loaded, so the two can be compared.
-@pytest.mark.parametrize("length", [257, 288, 511, 512, 513, 1040, 3073, 5900])
+@pytest.mark.parametrize("length", [300, 511, 512, 513, 1040, 3073, 6000])
 def test_every_tier_answers_as_the_engines_own_prefix_cache(engine, agent, length):
     prompt = prompt_of(length, length)
     count = loaded_tokens(length)
-    cold, cached = engine.ask(prompt)
-    assert cached == 0
+    engine.ask(prompt[: count + 1], 1)
     local, cached = engine.ask(prompt)
-    same_hit = cached == count
+    assert cached == count  # the local hit that a load must not be told from
 
     engine.forget_local()
-    memory, cached = engine.ask(prompt)
-    assert cached == count
+    (memory, cached), hits = agent.hits_of(lambda: engine.ask(prompt))
+    assert (cached, hits) == (count, {"memory": count})
     engine.forget_local()
     agent.chunks_only_on_disk()
-    disk, cached = engine.ask(prompt)
-    assert cached == count
-    assert memory == disk
-    if same_hit:
-        assert memory == local
-    if count % CHUNK == 0:
-        assert memory == cold
+    (disk, cached), hits = agent.hits_of(lambda: engine.ask(prompt))
+    assert (cached, hits) == (count, {"disk": count})
+    assert memory == disk == local
+
+
+@pytest.mark.parametrize("length", [513, 2049])
+def test_a_load_up_to_a_chunk_boundary_answers_as_cold(engine, agent, length):
+    prompt = prompt_of(length, length)
+    cold, cached = engine.ask(prompt)
+    assert cached == 0
+    engine.forget_local()
+    assert engine.ask(prompt) == (cold, length - 1)
+    engine.forget_local()
+    agent.chunks_only_on_disk()
+    assert engine.ask(prompt) == (cold, length - 1)
 
 
 def test_diverging_prompts(engine):
@@ -218,18 +249,20 @@ def test_decoded_chunks(engine):
 
 
 def test_preempted_requests_store_what_is_right(engine):
-    prompts = [prompt_of(2561, seed) for seed in (5, 6, 7)]
-    engine.ask_all(prompts, 400)  # needs more than the 8,320 tokens of KV space
+    prompts = [prompt_of(2753, seed) for seed in (5, 6, 7)]  # together one block more than there is
+    before = engine.preemptions()
+    engine.ask_all(prompts, 40)
+    assert engine.preemptions() > before
     for prompt in prompts:
         engine.forget_local()
         loaded, cached = engine.ask(prompt)
         assert cached == 2560
-        local, cached = engine.ask(prompt)
-        assert cached == 2560
-        assert loaded == local
+        engine.forget_local()
+        assert engine.ask(prompt) == (loaded, 2560)
     engine.forget_local()
     engine.agent.forget()
-    assert engine.ask(prompts[2])[0] == loaded
+    engine.ask(prompts[2][:2561], 1)
+    assert engine.ask(prompts[2]) == (loaded, 2560)  # from its own pages, computed undisturbed
 
 
 def test_the_agent_is_killed_while_the_engine_answers(engine, agent):
@@ -266,3 +299,26 @@ def test_flipped_bytes_on_disk_are_recomputed(engine, agent):
             file.write(bytes([byte[0] ^ 1]))
     answer, cached = engine.ask(prompt)
     assert (answer, cached) == (cold, 0)
+
+
+def test_an_engine_without_an_agents_address_spawns_one(smollm2):
+    with tempfile.TemporaryDirectory(prefix="kvist-own-", dir="/dev/shm") as name:
+        script = Path(__file__).with_name("spawned_engine.py")
+        first, second = (
+            json.loads(
+                subprocess.run(
+                    [sys.executable, str(script), str(smollm2), name],
+                    stdout=subprocess.PIPE,
+                    check=True,
+                    timeout=240,
+                ).stdout.splitlines()[-1]
+            )
+            for _ in range(2)
+        )
+        for process in psutil.process_iter(["cmdline"]):
+            if f"{name}/agent.sock" in (process.info["cmdline"] or []):
+                process.terminate()
+                process.wait(60)
+    assert first["cached"] == [0, 512]  # loaded after its own prefix cache was dropped
+    assert second["cached"] == [512, 512]  # the agent outlived the first engine
+    assert first["tokens"][0] == first["tokens"][1] == second["tokens"][0]
