@@ -101,7 +101,9 @@ class AgentClient:
             return self._push(self._socket, frame)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Send what is buffered if the agent takes it at once, then disconnect."""
+        """Disconnect; calling again does nothing."""
+        if self._stopping.is_set():
+            return
         self._stopping.set()
         self._wake()
         if self._thread.is_alive():

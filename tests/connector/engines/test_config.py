@@ -6,11 +6,11 @@ import os
 from types import SimpleNamespace
 
 import pytest
+from tests.connector.engines.simulator_factory import kv_cache_config, transfer_config
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, MambaSpec
 
 from kvist_connector.engines.vllm.config import own_folder, read_config
 from kvist_connector.errors import ConfigError, UnsupportedError
-from tests.connector.engines.simulator_factory import kv_cache_config, transfer_config
 
 
 @pytest.fixture

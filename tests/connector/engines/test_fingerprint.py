@@ -56,9 +56,7 @@ def engine(model, **changed):
             quantization=given["quantization"],
         ),
         cache_config=SimpleNamespace(cache_dtype=given["cache_dtype"], calculate_kv_scales=given["scales"]),
-        parallel_config=SimpleNamespace(
-            tensor_parallel_size=given["tp"], pipeline_parallel_size=given["pp"]
-        ),
+        parallel_config=SimpleNamespace(tensor_parallel_size=given["tp"], pipeline_parallel_size=given["pp"]),
         load_config=SimpleNamespace(load_format="auto"),
     )
     config = EngineConfig(
