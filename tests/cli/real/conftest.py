@@ -160,6 +160,7 @@ def rig(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig
         found = Rig(cluster)
         found.mirrored()
         yield found
+        found.client.close()
     finally:
         cluster.down()
         print(json.dumps(events[-20:], indent=1))
