@@ -24,9 +24,18 @@ from kvist_connector.transfer.plan import Piece
 class PageCopier(ABC):
     """Moves whole pages as raw bytes for one rank; knows its page tensors, not headers."""
 
+    def prepare(self, arena: ArenaView) -> None:  # noqa: B027 - most have nothing to do
+        """Slow work before `attach` (pinning), on any thread, with copies of another arena under way.
+
+        Raises UnsupportedError when the arena cannot be used.
+        """
+
     @abstractmethod
     def attach(self, arena: ArenaView | None) -> None:
         """Use this arena from now on; called with no copy under way."""
+
+    def forget(self, arena: ArenaView) -> None:  # noqa: B027 - most have nothing to do
+        """Undo `prepare`; the arena is not attached any more and about to be unmapped."""
 
     @abstractmethod
     def start_load(self, pieces: Sequence[Piece]) -> None:
@@ -83,11 +92,21 @@ class Transfer:
         self._ended = StoreResult()
         self._storing: set[int] = set()
 
-    def attach(self, arena: ArenaView | None) -> ArenaView | None:
-        """Change the arena between steps; returns the one used before, which the caller closes."""
+    def prepare(self, arena: ArenaView) -> None:
+        """Make ready for `attach`, on any thread."""
+        self._copier.prepare(arena)
+
+    def attach(self, arena: ArenaView | None) -> None:
+        """Change the arena between steps; the one used before is unmapped."""
         before, self._arena = self._arena, arena
         self._copier.attach(arena)
-        return before
+        if before is not None:
+            self.discard(before)
+
+    def discard(self, arena: ArenaView) -> None:
+        """Unmap an arena that is not attached."""
+        self._copier.forget(arena)
+        arena.close()
 
     @property
     def storing(self) -> bool:

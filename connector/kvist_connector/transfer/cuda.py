@@ -1,16 +1,18 @@
 """Copies between pages in device memory and the arena (CUDA).
 
-The rank's region of the arena is registered with CUDA, piece by piece in the background,
-so that the device reads and writes slots directly. Per layer one gather and one scatter
-with index tensors, whatever the number of chunks.
+The rank's region of the arena is registered with CUDA, piece by piece on the thread that
+maps it, so that the device reads and writes slots directly. Per layer one gather and one
+scatter with index tensors, whatever the number of chunks (indices.py).
 
 loads    a side stream: slots -> device staging -> pages, an event per layer. The side stream
          first waits for the compute stream (pages may still be read by an earlier step);
          `wait_layer` makes the compute stream wait for the layer's event, never the host.
 stores   on the compute stream: pages -> device staging, so that no later step can overtake
-         it; then staging -> slot on a copy stream. A thread waits for the end and reports.
+         it; then staging -> slots in one launch on a copy stream. A thread waits for the end
+         and reports.
 
-Not verified here: no CUDA device. The conformance tests run where there is one.
+Unverified, no device: written without a CUDA device at hand. The conformance tests run
+where there is one.
 """
 
 from __future__ import annotations
@@ -20,16 +22,16 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from kvist_connector.errors import UnsupportedError
 from kvist_connector.transfer.arena_view import ArenaView
 from kvist_connector.transfer.base import PageCopier
+from kvist_connector.transfer.indices import page_rows, region_rows, widest
 from kvist_connector.transfer.pages import PageTable
+from kvist_connector.transfer.pinned import PinnedRegion
 from kvist_connector.transfer.plan import Piece
 
-REGISTER_BYTES = 256 * 1024 * 1024
 JOIN_TIMEOUT = 60.0  # seconds
 
 
@@ -37,14 +39,14 @@ JOIN_TIMEOUT = 60.0  # seconds
 class _Load:
     began: torch.cuda.Event
     layers: list[torch.cuda.Event]
-    keep: list[torch.Tensor]  # staging must outlive the copies
+    keep: torch.Tensor  # the host's index tensor must outlive its copy
 
 
 @dataclass
 class _Storing:
     ended: torch.cuda.Event
     done: Callable[[], None]
-    keep: list[torch.Tensor]
+    keep: tuple[torch.Tensor, ...]
 
 
 class CudaCopier(PageCopier):
@@ -53,51 +55,53 @@ class CudaCopier(PageCopier):
     def __init__(self, table: PageTable) -> None:
         self._table = table
         self._device = table.device
+        self._pages = [tuple(widest(part) for part in layer.parts) for layer in table.layers]
+        if len({part.dtype for parts in self._pages for part in parts}) > 1:
+            self._pages = [layer.parts for layer in table.layers]  # parts of a page are joined: one dtype
         self._load_stream = torch.cuda.Stream(self._device)
         self._store_stream = torch.cuda.Stream(self._device)
-        self._region: torch.Tensor | None = None
-        self._registered: list[int] = []
+        self._pinned: dict[int, PinnedRegion] = {}  # by id of the view; the one in use and the next
+        self._rows: torch.Tensor | None = None  # the region, a row per page
         self._load: _Load | None = None
         self._ending: queue.SimpleQueue[_Storing | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._report_ends, name="kvist-store", daemon=True)
         self._thread.start()
 
+    def prepare(self, arena: ArenaView) -> None:
+        self._pinned[id(arena)] = PinnedRegion(arena.slots.reshape(-1), self._device)
+
     def attach(self, arena: ArenaView | None) -> None:
-        self._unregister()
-        self._region = None
         if arena is None:
+            self._rows = None
             return
-        g = arena.geometry
-        shape = (g.slots, g.layers, g.blocks, g.layer_bytes // g.blocks)
-        self._region = torch.from_numpy(arena.slots.reshape(shape))
-        self._register(self._region)
+        if id(arena) not in self._pinned:
+            self.prepare(arena)
+        rows = self._pinned[id(arena)].device_bytes().view(-1, self._table.page_bytes)
+        self._rows = rows.view(self._pages[0][0].dtype)
+
+    def forget(self, arena: ArenaView) -> None:
+        if (pinned := self._pinned.pop(id(arena), None)) is not None:
+            torch.cuda.synchronize(self._device)
+            pinned.release()
 
     def start_load(self, pieces: Sequence[Piece]) -> None:
-        region = self._require_region()
-        pages, slots, blocks = self._indices(pieces)
+        region = self._require_rows()
+        blocks = self._table.blocks
+        host = torch.stack([page_rows(pieces), region_rows(pieces, len(self._pages), blocks)]).pin_memory()
         self._load_stream.wait_stream(torch.cuda.current_stream(self._device))
-        load = _Load(torch.cuda.Event(enable_timing=True), [], [])
+        load = _Load(torch.cuda.Event(enable_timing=True), [], host)
         with torch.cuda.stream(self._load_stream):
             load.began.record()
-            rows = pages.to(self._device, non_blocking=True)
-            for index, layer in enumerate(self._table.layers):
-                host = torch.empty((len(slots), self._table.page_bytes), dtype=torch.uint8, pin_memory=True)
-                torch.index_select(
-                    region[:, index].reshape(-1, self._table.page_bytes),
-                    0,
-                    slots * self._table.blocks + blocks,
-                    out=host,
-                )
-                staged = host.to(self._device, non_blocking=True)
+            pages, rows = host.to(self._device, non_blocking=True)
+            for index, parts in enumerate(self._pages):
+                staged = torch.index_select(region[index * blocks :], 0, rows)
                 start = 0
-                for part in layer.parts:
-                    part.index_copy_(0, rows, staged[:, start : start + part.shape[1]])
+                for part in parts:
+                    part.index_copy_(0, pages, staged[:, start : start + part.shape[1]])
                     start += part.shape[1]
                 event = torch.cuda.Event(enable_timing=True)
                 event.record()
                 load.layers.append(event)
-                load.keep += [host, staged]
-            load.keep.append(rows)
         self._load = load
 
     def wait_layer(self, layer: int) -> None:
@@ -113,62 +117,41 @@ class CudaCopier(PageCopier):
         return float(load.began.elapsed_time(load.layers[-1])) / 1000.0
 
     def store(self, pieces: Sequence[Piece], done: Callable[[], None]) -> None:
-        region = self._require_region()
-        pages, _, _ = self._indices(pieces)
-        rows = pages.to(self._device, non_blocking=True)
-        shape = (len(self._table.layers), len(rows), self._table.page_bytes)
-        staged = torch.empty(shape, dtype=torch.uint8, device=self._device)
-        for index, layer in enumerate(self._table.layers):
-            parts = [torch.index_select(part, 0, rows) for part in layer.parts]
-            torch.cat(parts, dim=1, out=staged[index])
-        per_chunk = (
-            staged.view(shape[0], len(pieces), self._table.blocks, shape[2]).transpose(0, 1).contiguous()
+        region = self._require_rows()
+        layers, blocks = len(self._pages), self._table.blocks
+        host = torch.stack([page_rows(pieces), region_rows(pieces, layers, blocks)]).pin_memory()
+        pages, rows = host.to(self._device, non_blocking=True)
+        staged = torch.empty(
+            (layers, pages.shape[0], region.shape[1]), dtype=region.dtype, device=self._device
         )
+        for index, parts in enumerate(self._pages):
+            start = 0
+            for part in parts:
+                staged[index, :, start : start + part.shape[1]] = torch.index_select(part, 0, pages)
+                start += part.shape[1]
+        moved = rows + blocks * torch.arange(layers, device=self._device).unsqueeze(1)
         self._store_stream.wait_stream(torch.cuda.current_stream(self._device))
         ended = torch.cuda.Event()
         with torch.cuda.stream(self._store_stream):
-            for position, piece in enumerate(pieces):
-                region[piece.slot].copy_(per_chunk[position], non_blocking=True)
+            region.index_copy_(0, moved.view(-1), staged.view(-1, region.shape[1]))
             ended.record()
-        self._ending.put(_Storing(ended, done, [staged, per_chunk, rows]))
+        self._ending.put(_Storing(ended, done, (host, moved, staged)))
 
     def close(self) -> None:
         self._ending.put(None)
         self._thread.join(JOIN_TIMEOUT)
         torch.cuda.synchronize(self._device)
-        self._unregister()
+        self._rows = None
+        for pinned in self._pinned.values():
+            pinned.release()
+        self._pinned.clear()
 
     def _report_ends(self) -> None:
         while (storing := self._ending.get()) is not None:
             storing.ended.synchronize()
             storing.done()
 
-    def _require_region(self) -> torch.Tensor:
-        assert self._region is not None  # Transfer copies only with an arena attached
-        return self._region
-
-    def _indices(self, pieces: Sequence[Piece]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Page, slot and block of every copied page, as index tensors."""
-        pages = np.fromiter((page for piece in pieces for page in piece.pages), dtype=np.int64)
-        slots = np.repeat([piece.slot for piece in pieces], [len(piece.pages) for piece in pieces])
-        blocks = np.concatenate([piece.first_block + np.arange(len(piece.pages)) for piece in pieces])
-        return torch.from_numpy(pages), torch.from_numpy(slots), torch.from_numpy(blocks)
-
-    def _register(self, region: torch.Tensor) -> None:
-        """Pin the mapping; transfers from unregistered memory would be staged and synchronous."""
-        start, length = region.data_ptr(), region.numel()
-        runtime = torch.cuda.cudart()
-        for offset in range(0, length, REGISTER_BYTES):
-            error = runtime.cudaHostRegister(start + offset, min(REGISTER_BYTES, length - offset), 0)
-            if int(error) != 0:
-                self._unregister()
-                raise UnsupportedError(
-                    f"the arena cannot be pinned for the device (CUDA error {int(error)}): raise the limit of "
-                    "locked memory (ulimit -l, or the pod's) or make the arena smaller"
-                )
-            self._registered.append(start + offset)
-
-    def _unregister(self) -> None:
-        for address in self._registered:
-            torch.cuda.cudart().cudaHostUnregister(address)
-        self._registered.clear()
+    def _require_rows(self) -> torch.Tensor:
+        if self._rows is None:
+            raise UnsupportedError("a copy without an arena")  # Transfer copies only with one attached
+        return self._rows

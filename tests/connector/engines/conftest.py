@@ -16,6 +16,8 @@ from kvist_connector.testing.fake_agent import FakeAgent
 
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Before torch is loaded: threads that spin at every barrier make engines crawl beside other processes.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 from tests.connector.engines.simulated_model import LAYERS, VOCABULARY, expected_output, next_token
 from tests.connector.engines.simulator_factory import SimulatorFactory
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from vllm.lora.request import LoRARequest
 
 CHUNK = 256
 
@@ -116,15 +117,45 @@ def test_evicted_chunks_are_stored_again(simulator, fake_agent):
     fake_agent.wait_for(lambda: len(fake_agent.chunks) == 2)
 
 
-@pytest.mark.parametrize("other", [{"cache_salt": "tenant"}])
-def test_salted_prompts_share_nothing(simulator, oracle, fake_agent, other):
+@pytest.fixture
+def adapter(tmp_path):
+    """`adapter(name, content)`: a LoRA adapter in a folder of its own."""
+
+    def build(name, content):
+        folder = tmp_path / f"adapter-{name}-{content}"
+        folder.mkdir()
+        (folder / "adapter_model.safetensors").write_text(content)
+        return LoRARequest(name, 1, str(folder))
+
+    return build
+
+
+def assert_no_reuse(simulator, oracle, fake_agent, first, second):
     prompt = prompt_of(600)
-    simulator.answer(prompt)
+    simulator.answer(prompt, **first)
+    fake_agent.wait_for(lambda: len(fake_agent.chunks) == 2)
     simulator.forget_local()
-    assert simulator.answer(prompt, **other) == oracle(prompt, 4)
+    assert simulator.answer(prompt, **second) == oracle(prompt, 4)
     fake_agent.wait_for(lambda: len(records(fake_agent)) == 2)
     assert records(fake_agent)[1].hit_tokens == {}
     fake_agent.wait_for(lambda: len(fake_agent.chunks) == 4)
+    simulator.forget_local()
+    simulator.answer(prompt, **second)
+    fake_agent.wait_for(lambda: len(records(fake_agent)) == 3)
+    assert records(fake_agent)[2].hit_tokens == {1: 512}
+
+
+def test_salted_prompts_share_nothing(simulator, oracle, fake_agent):
+    assert_no_reuse(simulator, oracle, fake_agent, {}, {"cache_salt": "tenant"})
+
+
+def test_adapters_share_nothing_with_the_model(simulator, oracle, fake_agent, adapter):
+    assert_no_reuse(simulator, oracle, fake_agent, {}, {"lora_request": adapter("sql", "a")})
+
+
+def test_adapters_of_one_name_share_nothing(simulator, oracle, fake_agent, adapter):
+    first, second = ({"lora_request": adapter("sql", content)} for content in ("a", "b"))
+    assert_no_reuse(simulator, oracle, fake_agent, first, second)
 
 
 def test_a_failed_load_is_recomputed_and_not_offered_again(engine, oracle, fake_agent):

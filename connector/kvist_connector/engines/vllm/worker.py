@@ -80,9 +80,9 @@ class WorkerHalf:
         if self._transfer is not None:
             self._transfer.close()
             self._transfer.attach(None)
-        for view in (self._current, self._next):
-            if view is not None:
-                view.close()
+            if self._next is not None:
+                self._transfer.discard(self._next)
+        self._current = self._next = None
         for lock in self._locks.values():
             lock.close()
 
@@ -99,10 +99,8 @@ class WorkerHalf:
             return
         with self._lock:
             view, self._next = self._next, None
-        before = self._transfer.attach(view)
+        self._transfer.attach(view)
         self._current = view
-        if before is not None:
-            before.close()
 
     def start_loads(self, plan: StepPlan, overlap: bool) -> None:
         """Begin the loads; without overlap all layers are ordered before the forward pass."""
@@ -215,11 +213,19 @@ class WorkerHalf:
             view.close()  # the agent came back and kept the file
             known.epoch = arena.epoch
             return
-        self._populate(view)
+        self._take(view)
 
-    def _populate(self, view: ArenaView) -> None:
+    def _take(self, view: ArenaView) -> None:
+        """Populate and pin; the next step takes it over."""
+        assert self._transfer is not None
         view.populate()
+        try:
+            self._transfer.prepare(view)
+        except KvistError as error:
+            logger.error("Kvist arena %s cannot be used, serving uncached: %s", view.path, error)
+            view.close()
+            return
         with self._lock:
             replaced, self._next = self._next, view
         if replaced is not None:
-            replaced.close()
+            self._transfer.discard(replaced)
