@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-BENCHES = ("ttft", "miss", "router", "idle")
+BENCHES = ("ttft", "miss", "router", "idle", "copy")
 DEADLINE_SECONDS = 3600
 
 
