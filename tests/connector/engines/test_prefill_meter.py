@@ -29,7 +29,7 @@ def test_nothing_is_said_before_something_was_measured():
     assert warmed().model() is None  # the first steps allocate and compile
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.floats(1e-6, 1e-2), st.floats(0.0, 1e-8))
 def test_both_terms_are_found(linear, quadratic):
     meter, truth = warmed(), PrefillModel(linear, quadratic)
@@ -62,6 +62,7 @@ def test_steps_that_say_nothing_are_left_out(spans, seconds):
     assert meter.model() is None
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 8000), st.integers(1, 512), st.floats(1e-6, 10)), max_size=60))
 def test_terms_are_never_negative(steps):
     meter = PrefillMeter()

@@ -301,22 +301,20 @@ def test_flipped_bytes_on_disk_are_recomputed(engine, agent):
     assert (answer, cached) == (cold, 0)
 
 
+def run_spawned_engine(model, folder):
+    """What spawned_engine.py prints, in a process of its own."""
+    script = Path(__file__).with_name("spawned_engine.py")
+    command = [sys.executable, str(script), str(model), folder]
+    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=240)
+    (line,) = [line for line in ran.stdout.splitlines() if line.startswith('{"cached"')]
+    return json.loads(line)
+
+
 def test_an_engine_without_an_agents_address_spawns_one(smollm2):
-    with tempfile.TemporaryDirectory(prefix="kvist-own-", dir="/dev/shm") as name:
-        script = Path(__file__).with_name("spawned_engine.py")
-        first, second = (
-            json.loads(
-                subprocess.run(
-                    [sys.executable, str(script), str(smollm2), name],
-                    stdout=subprocess.PIPE,
-                    check=True,
-                    timeout=240,
-                ).stdout.splitlines()[-1]
-            )
-            for _ in range(2)
-        )
+    with tempfile.TemporaryDirectory(prefix="kvist-own-", dir="/dev/shm") as folder:
+        first, second = (run_spawned_engine(smollm2, folder) for _ in range(2))
         for process in psutil.process_iter(["cmdline"]):
-            if f"{name}/agent.sock" in (process.info["cmdline"] or []):
+            if f"{folder}/agent.sock" in (process.info["cmdline"] or []):
                 process.terminate()
                 process.wait(60)
     assert first["cached"] == [0, 512]  # loaded after its own prefix cache was dropped

@@ -254,6 +254,7 @@ def test_quiesce_waits_for_copies_that_began_before_it(rig):
     assert rig.tickets == [1]
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["enter", "leave", "quiesce"]), max_size=60))
 def test_every_ticket_is_reported_once_when_its_copies_are_over(moves):
     reported: list[int] = []
@@ -295,6 +296,17 @@ def test_layouts_that_are_not_understood_are_refused_in_words(tensor, words):
 def test_layers_of_different_sizes_are_refused():
     with pytest.raises(UnsupportedError, match="pages of different sizes"):
         read_pages({"a": torch.zeros(16, 4), "b": torch.zeros(16, 8)}, 16, 1, 4)
+
+
+def test_an_engine_without_layers_is_refused():
+    with pytest.raises(UnsupportedError, match="registered no KV layers"):
+        read_pages({}, 16, 1, 4)
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_kv_space_too_small_to_tell_blocks_from_halves_is_refused(blocks):
+    with pytest.raises(UnsupportedError, match=f"a KV space of {blocks} blocks is too small"):
+        read_pages({"a": torch.zeros(2, 2, 4)}, blocks, 1, 1)
 
 
 def test_a_block_size_that_does_not_divide_the_chunk_is_refused():
