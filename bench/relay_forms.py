@@ -18,6 +18,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kvist_router.app import settle_memory
 from kvist_router.metrics import RelayMetrics
 from kvist_router.mind.interface import Decision, Metadata, Refusal, Report
 from kvist_router.relay.app import Relay
@@ -25,9 +26,17 @@ from kvist_router.relay.upstream import Upstream, new_session
 from kvist_router.server import Servers, listen
 from kvist_router.settings import LimitSettings
 
+CONNECTION_HEADERS = frozenset(
+    {b"host", b"connection", b"keep-alive", b"content-length", b"transfer-encoding"}
+)
+
 
 class PassThrough:
-    """The least that relays a streaming answer."""
+    """The least that relays a streaming answer: all headers both ways but those of the connection itself.
+
+    As in Kvist's relay, status and headers wait for the first piece of the body, and the client's
+    session is the same.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, engines: list[str]) -> None:
         self._session = session
@@ -42,17 +51,27 @@ class PassThrough:
             pieces.append(message.get("body", b""))
             more = message.get("more_body", False)
         url = next(self._engines) + scope["path"]
-        headers = {"content-type": "application/json"}
+        headers = [
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in scope["headers"]
+            if name not in CONNECTION_HEADERS
+        ]
         async with self._session.post(url, data=b"".join(pieces), headers=headers) as answer:
+            piece = await answer.content.readany()
             await send(
                 {
                     "type": "http.response.start",
                     "status": answer.status,
-                    "headers": [(b"content-type", answer.headers["content-type"].encode())],
+                    "headers": [
+                        (name, value)
+                        for name, value in answer.raw_headers
+                        if name.lower() not in CONNECTION_HEADERS
+                    ],
                 }
             )
-            async for piece in answer.content.iter_any():
+            while piece:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
+                piece = await answer.content.readany()
         await send({"type": "http.response.body", "body": b""})
 
 
@@ -80,6 +99,7 @@ async def serve(form: str, port: int, engines: list[str]) -> None:
         if form == "constant":
             metrics = RelayMetrics(CollectorRegistry())
             app = Relay(ConstantMind(engines), Upstream(session), limits, metrics, "x-tenant")
+        settle_memory()  # as in service, for every form
         await Servers([(app, listen("127.0.0.1", port, "port"))], 1).run_until_signal()
 
 

@@ -39,6 +39,7 @@ from kvist_router.mind.policies import policy
 from kvist_router.mind.prompts import PromptSource
 from kvist_router.mind.supervise import supervised
 from kvist_router.mind.verify import Verifier
+from kvist_router.readiness import Readiness
 from kvist_router.relay.app import Relay
 from kvist_router.relay.upstream import Upstream, new_session
 from kvist_router.server import Servers, listen
@@ -142,6 +143,7 @@ class Running:
 async def build(settings: RouterSettings) -> AsyncIterator[Running]:
     """Everything wired, background tasks running, ports bound; raises ConfigError."""
     registry, limits = CollectorRegistry(), settings.limits
+    relay_metrics = RelayMetrics(registry)
     with (
         closing(listen(settings.host, settings.port, "port")) as endpoint_socket,
         closing(listen(settings.admin_host, settings.admin_port, "admin-port")) as admin_socket,
@@ -149,12 +151,12 @@ async def build(settings: RouterSettings) -> AsyncIterator[Running]:
         async with (
             new_session(limits) as engines,
             aiohttp.ClientSession(trust_env=False) as others,
-            _mind(settings, others, MindMetrics(registry)) as mind,
+            _mind(settings, others, MindMetrics(registry), relay_metrics) as mind,
         ):
-            upstream = Upstream(engines)
-            relay = Relay(mind, upstream, limits, RelayMetrics(registry), settings.tenant.header)
+            relay = Relay(mind, Upstream(engines), limits, relay_metrics, settings.tenant.header)
+            readiness = Readiness(mind.replicas, settings.index.ready_seconds)
             apps: list[tuple[ASGIApp, socket.socket]] = [
-                (Endpoint(relay, rest_app(mind, registry)), endpoint_socket),
+                (Endpoint(relay, rest_app(mind, registry, readiness)), endpoint_socket),
                 (admin_app(mind, registry), admin_socket),
             ]
             servers = Servers(apps, limits.drain_seconds)
@@ -182,7 +184,7 @@ def _url(listener: socket.socket) -> str:
 
 @asynccontextmanager
 async def _mind(
-    settings: RouterSettings, session: aiohttp.ClientSession, metrics: MindMetrics
+    settings: RouterSettings, session: aiohttp.ClientSession, metrics: MindMetrics, relay: RelayMetrics
 ) -> AsyncIterator[LocalMind]:
     """The mind with its background tasks running."""
     tokens, model = settings.tokens, settings.model
@@ -203,7 +205,7 @@ async def _mind(
         Random(),
         metrics,
     )
-    fleet = Fleet(mind, settings.index, reader, HealthChecker(session, settings.health), metrics)
+    fleet = Fleet(mind, settings.index, reader, HealthChecker(session, settings.health), metrics, relay.keep)
 
     verifier = Verifier(mind.replicas, source, remote, model.verify_cases)
 

@@ -14,6 +14,7 @@ from kvist_connector import names
 from kvist_router.admin import metrics_response
 from kvist_router.mind.interface import Refusal
 from kvist_router.mind.mind import LocalMind
+from kvist_router.readiness import Readiness
 from kvist_router.relay.answers import INTERNAL, NOT_FOUND, error_body
 from kvist_router.relay.app import PATHS, Relay
 
@@ -35,7 +36,7 @@ class Endpoint:
             await self._rest(scope, receive, send)
 
 
-def rest_app(mind: LocalMind, registry: CollectorRegistry) -> FastAPI:
+def rest_app(mind: LocalMind, registry: CollectorRegistry, readiness: Readiness) -> FastAPI:
     """`GET /v1/models`, `/healthz`, `/readyz`, `/metrics`; anything else is an OpenAI-form 404."""
     app = FastAPI(title="kvist router", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -54,7 +55,7 @@ def rest_app(mind: LocalMind, registry: CollectorRegistry) -> FastAPI:
 
     @app.get(names.PATH_READYZ)
     async def readyz() -> Response:
-        problem = not_ready(mind)
+        problem = readiness.problem()
         body = msgspec.json.encode(
             {"status": "ready"} if not problem else {"status": "not ready", "reason": problem}
         )
@@ -74,13 +75,3 @@ def rest_app(mind: LocalMind, registry: CollectorRegistry) -> FastAPI:
         return Response(error_body(INTERNAL), 500, media_type="application/json")
 
     return app
-
-
-def not_ready(mind: LocalMind) -> str:
-    """Why no request could succeed; empty when one could."""
-    replicas = list(mind.replicas.values())
-    if not replicas:
-        return "no replica is known"
-    if any(replica.healthy and replica.models and not replica.draining for replica in replicas):
-        return ""
-    return "; ".join(f"{replica.name}: {replica.problem or 'draining'}" for replica in replicas)

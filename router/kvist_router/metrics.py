@@ -6,6 +6,8 @@ Label values are bounded: replica names, reasons from a closed list, outcomes.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from kvist_connector import names
@@ -32,6 +34,7 @@ class RelayMetrics:
             [names.LABEL_REPLICA],
             registry=registry,
         )
+        self._failing: set[str] = set()
         self.ttft = Histogram(
             "kvist_router_ttft_seconds",
             "Request received to first upstream body byte, streaming requests.",
@@ -46,6 +49,17 @@ class RelayMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
+
+    def upstream_error(self, replica: str) -> None:
+        """Count an attempt that failed."""
+        self._failing.add(replica)
+        self.upstream_errors.labels(replica).inc()
+
+    def keep(self, replicas: Collection[str]) -> None:
+        """Drop the series of all others, also of one whose last requests failed after its removal."""
+        for gone in self._failing.difference(replicas):
+            self._failing.discard(gone)
+            self.upstream_errors.remove(gone)
 
 
 class MindMetrics:

@@ -130,6 +130,11 @@ class IndexSettings(Settings):
     stale_seconds: float = Field(
         default=10.0, ge=0, description="how long a mirror without feed is believed, seconds"
     )
+    ready_seconds: float = Field(
+        default=30.0,
+        ge=0,
+        description="how long /readyz waits after the start for the feeds of all replicas, seconds",
+    )
     silent_seconds: float = Field(
         default=5.0, gt=0, description="a feed without a frame for this long is reconnected, seconds"
     )

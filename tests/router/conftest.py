@@ -8,11 +8,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
+import hypothesis
 import pytest
 
 from kvist_connector.settings import validate
 from kvist_router.app import Running, build
 from kvist_router.settings import RouterSettings
+
+hypothesis.settings.register_profile("router", deadline=None)  # no test asserts a time
+hypothesis.settings.load_profile("router")
 
 Router = Callable[..., Awaitable[Running]]
 

@@ -94,6 +94,39 @@ def test_kvist_takes_one_of_the_equal_least_with_fewest_outstanding(items, seed:
     assert chosen in {item.name for item in band if item.outstanding_tokens == fewest}
 
 
+@given(
+    extra=st.integers(1, 12), shared=st.integers(0, 11), rest=st.integers(1, 600), quick=st.booleans(),
+    seed=st.integers(),
+)  # fmt: skip
+def test_a_conversation_stays_where_its_longer_prefix_is(
+    extra: int, shared: int, rest: int, quick: bool, seed: int
+) -> None:
+    """On idle replicas: beyond the tie band by cost, inside it by what is reused."""
+    speeds = Speeds(PrefillModel(1e-6 if quick else 1e-3), SPEEDS.prices, SPEEDS.chunk_bytes)
+    own = Match(Hit(shared + extra, MEMORY * (shared + extra)), (shared + extra) * 256)
+    other = Match(Hit(shared, MEMORY * shared), shared * 256)
+    tokens = (shared + extra) * 256 + rest
+    candidates = [
+        Candidate(name, cost(match, tokens, speeds=speeds), 0, 0)
+        for name, match in (("other", other), ("own", own), ("another", other))
+    ]
+    assert policy("kvist").choose(candidates, Random(seed)).name == "own"
+
+
+def test_more_reuse_does_not_beat_a_busy_replica_inside_the_band() -> None:
+    busy = Candidate("busy", Cost(0.0, 0.0, 0.0, 0.1, 512), 300, 1)
+    assert policy("kvist").choose([busy, candidate("idle", 0.1)], Random(0)).name == "idle"
+
+
+def test_before_an_engine_has_measured_its_prefill_stored_chunks_beat_computing() -> None:
+    slow = {Tier.DISK: TierPrice(0.01, 1e7)}  # 0.1 s a chunk, by the prior computing takes a quarter of that
+    start = Speeds(prices=slow, chunk_bytes=10**6, measured=False)
+    held = cost(Match(Hit(0, DISK * 3), 0), speeds=start)
+    assert held.reused == 768
+    assert held.total < cost(Match(NO_HIT, 0), speeds=start).total
+    assert cost(Match(Hit(0, DISK * 3), 0), speeds=Speeds(prices=slow, chunk_bytes=10**6)).reused == 0
+
+
 def test_equal_replicas_share_a_burst() -> None:
     chosen = {
         policy("kvist").choose([candidate(name, 0.1) for name in "abcd"], Random(seed)).name

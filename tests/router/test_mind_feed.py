@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -302,3 +303,67 @@ async def test_unmanaged_engines_are_followed_by_the_own_dispatches(router) -> N
             chosen.add(decision.replica)
         assert len(chosen) == 1
         assert decision.predicted_tokens == 4 * 256
+
+
+async def readyz(http, running: Running) -> tuple[int, str]:
+    async with http.get(running.url + "/readyz") as answer:
+        return answer.status, (await answer.json()).get("reason", "")
+
+
+async def test_not_ready_until_every_feed_has_brought_its_index(router, until, http) -> None:
+    agents = [FakeAgent(opening(fingerprint=b"")), FakeAgent(opening(), {Tier.DISK: KEYS[:1]})]
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(FakeEngine()) for _ in agents]
+        for agent in agents:
+            await stack.enter_async_context(agent)
+        listed = [
+            {"name": f"r{n}", "url": engine.url, "agent": agent.url}
+            for n, (engine, agent) in enumerate(zip(engines, agents, strict=True))
+        ]
+        running = await router(replicas=listed, index={"ready_seconds": 3600})
+        status, reason = await readyz(http, running)
+        assert (status, "r0" in reason, "r1" in reason) == (503, True, False)
+        assert "no engine has registered" in reason
+        # The engine of r0 registers: a new epoch, whose snapshot has what the disk kept over the restart.
+        agents[0].opening, agents[0].snapshot = opening(epoch=2), {Tier.DISK: KEYS[:3]}
+        agents[0].end()
+        await until(lambda: running.mind.replicas["r0"].mirror.has(KEYS[2]))
+        assert (await readyz(http, running))[0] == 200
+        decision = await running.mind.decide(body(), COMPLETIONS)
+        assert (decision.replica, decision.predicted_tokens) == ("r0", 768)
+        agents[0].opening = opening(fingerprint=b"")  # later breaks do not take the router out
+        agents[0].end()
+        await until(lambda: not running.mind.replicas["r0"].fingerprinted)
+        assert (await readyz(http, running))[0] == 200
+
+
+async def test_the_wait_for_feeds_has_a_deadline(cluster, http) -> None:
+    started = await cluster(FakeAgent(opening(fingerprint=b"")), index={"ready_seconds": 0.0})
+    assert (await readyz(http, started.running))[0] == 200
+
+
+async def test_series_of_a_removed_replica_go_with_it(router, until, http, tmp_path) -> None:
+    file = tmp_path / "replicas.yaml"
+
+    async def metrics(running: Running) -> str:
+        async with http.get(running.admin_url + "/metrics") as answer:
+            return await answer.text()
+
+    async with FakeEngine() as engine, FakeEngine() as other:
+        gone, stays = ({"name": name, "url": item.url} for name, item in (("gone", engine), ("stays", other)))
+        file.write_text(json.dumps([gone, stays]))
+        running = await router(ready=False, replicas_file=str(file))
+        replicas = running.mind.replicas
+        await until(lambda: len(replicas) == 2 and all(item.healthy for item in replicas.values()))
+        await engine.stop()
+        while 'upstream_errors_total{replica="gone"}' not in await metrics(running):
+            async with http.post(running.url + "/v1/completions", data=body(TOKENS[:8])) as answer:
+                await answer.read()
+        assert 'replica="gone"' in await metrics(running)
+        (tmp_path / "new.yaml").write_text(json.dumps([stays]))
+        (tmp_path / "new.yaml").rename(file)
+        await until(lambda: len(replicas) == 1)
+        async with asyncio.timeout(10):
+            while 'replica="gone"' in await metrics(running):  # noqa: ASYNC110 - dropped by the next tick
+                await asyncio.sleep(0.02)
+        assert 'replica="stays"' in await metrics(running)

@@ -52,6 +52,11 @@ def tie_band(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def least_outstanding(candidates: Sequence[Candidate], random: Random) -> Candidate:
-    """Fewest outstanding prefill tokens, then random: never the first by order."""
-    least = min(candidate.outstanding_tokens for candidate in candidates)
-    return random.choice([item for item in candidates if item.outstanding_tokens == least])
+    """Fewest outstanding prefill tokens, then most reused, then random: never the first by order.
+
+    The second keeps a conversation where its longer prefix is, when computing the difference is a matter of
+    milliseconds: it would otherwise be computed and kept in two places.
+    """
+    ranks = [(candidate.outstanding_tokens, -candidate.cost.reused) for candidate in candidates]
+    least = min(ranks)
+    return random.choice([item for item, rank in zip(candidates, ranks, strict=True) if rank == least])

@@ -31,6 +31,7 @@ PRIOR_PRICES: Mapping[int, TierPrice] = {
     Tier.PEER: TierPrice(0.003, 1e9),
 }
 _MEMORY = bytes([Tier.MEMORY])
+UNMEASURED_LOAD = 0.5
 CORRECTION_RANGE = (0.5, 2.0)
 
 
@@ -41,6 +42,7 @@ class Speeds:
     prefill: PrefillModel = PRIOR_PREFILL
     prices: Mapping[int, TierPrice] = field(default_factory=lambda: PRIOR_PRICES)
     chunk_bytes: int = PRIOR_CHUNK_BYTES
+    measured: bool = True  # whether `prefill` is the engine's own figure
     correction: float = 1.0  # observed over predicted, clipped to CORRECTION_RANGE
 
     def price(self, tier: int) -> TierPrice:
@@ -77,7 +79,9 @@ def prompt_cost(
 ) -> Cost:
     """Cost of one prompt of `tokens` behind `queue` seconds of other prefill.
 
-    The engine computes at least the last token, and reuses whole blocks only.
+    The engine computes at least the last token, and reuses whole blocks only. One that has not
+    measured its prefill loads all that it can (planner.py), so the prior does not decide that here: it
+    may be many times too fast, and would send a conversation away from its chunks on disk.
     """
     most = max(0, tokens - 1) // block_tokens * block_tokens
     gpu = min(match.gpu_tokens, most)
@@ -87,6 +91,8 @@ def prompt_cost(
     if match.pending_chunks:
         reused = max(reused, min((match.hit.chunks + match.pending_chunks) * chunk_tokens, most))
         pending = max(0.0, match.pending_ready - queue)
+    if not speeds.measured:
+        load = min(load, UNMEASURED_LOAD * speeds.prefill.seconds(gpu, reused))
     recompute = speeds.prefill.seconds(reused, tokens) * speeds.correction
     return Cost(queue, load, pending, recompute, reused)
 
@@ -101,7 +107,7 @@ def _loaded(match: Match, first: int, chunk_tokens: int, speeds: Speeds) -> tupl
     if resident == len(stored):
         return resident, load
     sizes = [(speeds.price(tier), speeds.chunk_bytes) for tier in stored[resident:]]
-    plan = plan_load(sizes, speeds.prefill, chunk_tokens, resident)
+    plan = plan_load(sizes, speeds.prefill if speeds.measured else None, chunk_tokens, resident)
     return resident + plan.chunks, load + plan.load_seconds
 
 

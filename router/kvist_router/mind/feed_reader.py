@@ -20,7 +20,7 @@ from kvist_router.errors import FeedError
 from kvist_router.metrics import MindMetrics
 from kvist_router.mind.replica import Replica
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 3.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 
 _log = logging.getLogger(__name__)
 

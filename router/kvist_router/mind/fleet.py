@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from kvist_router.metrics import MindMetrics
@@ -32,7 +32,7 @@ def changes(
 
 
 class Fleet:
-    """Owns the background tasks of every replica."""
+    """Owns the background tasks of every replica. `keep_series` drops the metrics of all not named."""
 
     def __init__(
         self,
@@ -41,12 +41,14 @@ class Fleet:
         reader: FeedReader,
         health: HealthChecker,
         metrics: MindMetrics,
+        keep_series: Callable[[Collection[str]], None],
     ) -> None:
         self._mind = mind
         self._index = index
         self._reader = reader
         self._health = health
         self._metrics = metrics
+        self._keep_series = keep_series
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._ticker = asyncio.create_task(supervised("tick", self._tick, metrics))
 
@@ -85,6 +87,7 @@ class Fleet:
     async def _tick(self) -> None:
         while True:
             self._mind.tick()
+            self._keep_series(self._mind.replicas.keys())
             for replica in self._mind.replicas.values():
                 self._metrics.healthy.labels(replica.name).set(replica.healthy)
                 self._metrics.feed.labels(replica.name).set(replica.feed_live)

@@ -65,7 +65,7 @@ class Replica:
         self.chunk_tokens = CHUNK_TOKENS
         self.block_tokens = BLOCK_TOKENS  # reuse happens in these
         self.measured: PrefillModel | None = None
-        self.speeds = Speeds()
+        self.speeds = Speeds(measured=False)
         self._identity: Identity | None = None
         self._stale_seconds = index.stale_seconds
         self._feed_lost = float("-inf")
@@ -79,6 +79,11 @@ class Replica:
     def identity(self, model: str) -> Identity:
         """The feed's, or one of our own for an engine that has none."""
         return self._identity or (f"unmanaged:{model}".encode(), 0, self.chunk_tokens)
+
+    @property
+    def fingerprinted(self) -> bool:
+        """Whether the feed named a fingerprint: an engine has registered with the agent."""
+        return self._identity is not None
 
     def mirrored(self, now: float) -> bool:
         """Whether the mirror is believed; otherwise the view is unknown, not empty."""
@@ -204,6 +209,7 @@ class Replica:
             self.measured or self.speeds.prefill,
             prices,
             message.chunk_bytes if message.chunk_bytes > 0 else PRIOR_CHUNK_BYTES,
+            self.measured is not None or self.speeds.measured,
             self.speeds.correction,
         )
 
@@ -213,5 +219,6 @@ class Replica:
             prefill or old.prefill,
             old.prices,
             old.chunk_bytes,
+            old.measured or prefill is not None,
             old.correction if correction is None else correction,
         )

@@ -20,13 +20,13 @@ from kvist_router.relay import answers
 from kvist_router.relay.body import ClientGone, read_body
 from kvist_router.relay.budget import RetryBudget
 from kvist_router.relay.headers import kvist_headers, request_headers, response_headers
-from kvist_router.relay.upstream import Attempt, Upstream
+from kvist_router.relay.upstream import BROKEN, Attempt, Upstream, broke_off
 from kvist_router.relay.watch import Reason, Watch, Watchdog
 from kvist_router.settings import LimitSettings
 
 PATHS: dict[str, Path] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 
-_ACCEPTED, _FIRST_BYTE = Report("accepted"), Report("first_byte")
+_ACCEPTED, _FIRST_BYTE, _ENDED = Report("accepted"), Report("first_byte"), Report("ended")
 _ENDS = ("ended", "rejected", "refused", "cancelled", "failed")
 _REPORTED = Report("failed")  # the mind has heard of this attempt's end already
 _LATE = {
@@ -65,6 +65,7 @@ class Relay:
         self._budget = RetryBudget(limits.retry_ratio)
         self._tenant_header = tenant_header.encode()
         self._dog = Watchdog()
+        metrics.in_flight.set_function(lambda: len(self._dog))
         # Looked up once: finding a labelled series costs as much as counting in it.
         self._ttft = [metrics.ttft.labels(cache) for cache in ("cold", "warm")]
         self._ends = {end: metrics.requests.labels(end) for end in _ENDS}
@@ -74,7 +75,6 @@ class Relay:
         if scope["method"] != "POST":
             await answers.send_refusal(send, answers.NOT_ALLOWED, [(b"allow", b"POST")])
             return
-        self._metrics.in_flight.inc()
         outcome = "failed"
         try:
             outcome = await self._serve(scope, receive, send)
@@ -84,14 +84,13 @@ class Relay:
         except ClientGone:
             outcome = "cancelled"
         finally:
-            self._metrics.in_flight.dec()
             self._ends[outcome].inc()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> str:
         started = time.monotonic()
         headers = scope["headers"]
         answered = False
-        async with self._dog.watch(receive) as watch:
+        with self._dog.watch(receive) as watch:
             watch.phase("body", self._limits.body_seconds)
             body = await read_body(receive, headers, self._limits.body_bytes)
             tenant = next((value for name, value in headers if name == self._tenant_header), b"")
@@ -146,7 +145,8 @@ class Relay:
                 if second is not None:
                     return second
             await self._relay(exchange, decision, attempt)
-            end = end or Report("ended", error="" if attempt.status < 400 else f"status {attempt.status}")
+            if end is None:
+                end = _ENDED if attempt.status < 400 else Report("ended", f"status {attempt.status}")
             return _outcome(attempt.status)
         except UpstreamError as error:
             end = await self._fail(decision, error)
@@ -159,7 +159,7 @@ class Relay:
 
     async def _fail(self, decision: Decision, error: UpstreamError) -> Report:
         """Report a failed attempt now: a retry has the same id."""
-        self._metrics.upstream_errors.labels(decision.replica).inc()
+        self._metrics.upstream_error(decision.replica)
         _log.warning("request %s failed at %s: %s", decision.id, decision.replica, error)
         await self._mind.report(decision.id, Report("failed", str(error), error.unreachable))
         return _REPORTED
@@ -195,30 +195,35 @@ class Relay:
         return await self._upstream.open(url, headers, body)
 
     async def _relay(self, exchange: _Exchange, decision: Decision, attempt: Attempt) -> None:
-        watch, send, idle = exchange.watch, exchange.send, self._limits.idle_seconds
-        added = kvist_headers(decision.id, decision.replica, decision.predicted_tokens)
         first_at = time.monotonic()
         exchange.answered = True
-        watch.phase("no progress", idle)
-        await send(
-            {
-                "type": "http.response.start",
-                "status": attempt.status,
-                "headers": response_headers(attempt.headers, added),
-            }
-        )
-        pieces, piece = 0, attempt.first
-        while piece:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-            watch.phase("no progress", idle)
-            piece = await attempt.next()
-            pieces += 1
-        await send({"type": "http.response.body", "body": b""})
+        added = kvist_headers(decision.id, decision.replica, decision.predicted_tokens)
+        headers = response_headers(attempt.headers, added)
+        pieces = 0
+        try:
+            await exchange.send({"type": "http.response.start", "status": attempt.status, "headers": headers})
+            pieces = await self._pieces(exchange, attempt)
+        except BROKEN as error:
+            raise broke_off(error) from error
         if decision.stream and attempt.status < 400:
             warm = decision.predicted_tokens > 0
             self._ttft[warm].observe(first_at - exchange.started)
             if pieces > 1:
                 self._itl[warm].observe((time.monotonic() - first_at) / (pieces - 1))
+
+    async def _pieces(self, exchange: _Exchange, attempt: Attempt) -> int:
+        """Relay the body as it comes; the last piece known to be the last goes out with the end."""
+        send, content, piece, pieces = exchange.send, attempt.content, attempt.first, 0
+        phase, idle = exchange.watch.phase, self._limits.idle_seconds
+        while piece:
+            phase("no progress", idle)
+            pieces += 1
+            if content.at_eof():
+                break
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            piece = await content.readany()
+        await send({"type": "http.response.body", "body": piece})
+        return pieces
 
 
 def _outcome(status: int) -> str:

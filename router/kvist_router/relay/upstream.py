@@ -13,6 +13,7 @@ from yarl import URL
 from kvist_router.errors import UpstreamError
 from kvist_router.settings import LimitSettings
 
+BROKEN = (aiohttp.ClientError, OSError)
 _READ_BYTES = 2**18
 _OWN_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
@@ -39,14 +40,8 @@ class Attempt:
         self.status = response.status
         self.headers = response.raw_headers
         self.first = first
+        self.content = response.content  # `readany` raises one of BROKEN when the engine breaks off
         self._response = response
-
-    async def next(self) -> bytes:
-        """The next piece as it comes, empty at the end; raises UpstreamError when the engine breaks off."""
-        try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
-            raise UpstreamError(f"broke off: {error or type(error).__name__}") from error
 
     def close(self) -> None:
         """Close the connection, unless the answer was read to its end and gave it back."""
@@ -74,5 +69,10 @@ class Upstream:
             raise UpstreamError("no connection in time", unreachable=True) from error
         except aiohttp.ClientConnectorError as error:
             raise UpstreamError(f"cannot connect: {error.os_error.strerror}", unreachable=True) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise UpstreamError(f"broke off: {error or type(error).__name__}") from error
+        except BROKEN as error:
+            raise broke_off(error) from error
+
+
+def broke_off(error: Exception) -> UpstreamError:
+    """An engine's connection ended before its answer did."""
+    return UpstreamError(f"broke off: {error or type(error).__name__}")

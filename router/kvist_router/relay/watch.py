@@ -27,6 +27,9 @@ class Watchdog:
         self._watches: set[Watch] = set()
         self._timer: asyncio.TimerHandle | None = None
 
+    def __len__(self) -> int:
+        return len(self._watches)
+
     def watch(self, receive: Receive) -> Watch:
         """For the current task; use it as a context."""
         return Watch(self, receive)
@@ -62,11 +65,11 @@ class Watch:
         self._deadline = float("inf")
         self._watcher: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Watch:
+    def __enter__(self) -> Watch:
         self._dog.add(self)
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._dog.remove(self)

@@ -1,0 +1,46 @@
+"""Whether this router should get traffic: `/readyz`. Called by endpoint.py.
+
+A router that just started knows nothing of what replicas hold, and would scatter conversations.
+So it first waits until every replica's feed has brought its whole index, at most `wait_seconds`;
+after that once, a lost feed or a new replica does not take it out of service.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from kvist_router.mind.replica import Replica
+
+
+class Readiness:
+    """`replicas` is the mind's own map."""
+
+    def __init__(
+        self,
+        replicas: Mapping[str, Replica],
+        wait_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._replicas = replicas
+        self._clock = clock
+        self._until = clock() + wait_seconds
+
+    def problem(self) -> str:
+        """Why requests should not come here; empty when they may."""
+        replicas, now = list(self._replicas.values()), self._clock()
+        if not replicas:
+            return "no replica is known"
+        if not any(replica.healthy and replica.models and not replica.draining for replica in replicas):
+            return "; ".join(f"{replica.name}: {replica.problem or 'draining'}" for replica in replicas)
+        unknown = [replica for replica in replicas if replica.agent is not None and not replica.mirrored(now)]
+        if not unknown or now >= self._until:
+            self._until = now
+            return ""
+        return "; ".join(f"{item.name}: what it holds is not known yet{_why(item)}" for item in unknown)
+
+
+def _why(replica: Replica) -> str:
+    if replica.feed_problem:
+        return f" ({replica.feed_problem})"
+    return "" if replica.fingerprinted else " (no engine has registered with its agent)"
