@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -45,6 +46,11 @@ REPLICAS, PROMPTS, PROMPT_TOKENS = 8, 32, 4000
 CONNECTIONS, WORDS, ENGINES = 16, 4000, 2
 SECONDS = 3.0
 FINGERPRINT = b"bench" * 6
+PEER = "vllm-router cache_aware"
+ABSENT = (
+    "vllm-router, the Rust router of the vLLM project: pip install vllm-router==0.1.17 into an environment "
+    "of its own, then --vllm-router ENVIRONMENT/bin/vllm-router"
+)
 CHAT = Metadata("chat")
 VOCABULARY = ["the", "of", "and", "to", "in", "is", "that", "for", "it", "with", "as", "was", "on", "are"]
 
@@ -53,15 +59,20 @@ def run(options: harness.Options) -> harness.Result:
     """Decision time at 4,000 tokens over 8 replicas; throughput of three relay forms, interleaved."""
     folder = model_folder()
     p50, p99, tokens = asyncio.run(_decisions(folder, options.rounds(5000, 500)))
-    with _forms(folder) as forms:
+    peer: Path | None = options.extra.vllm_router
+    with _forms(folder, peer) as forms:
         for form in forms.values():
             form.measure()  # warm: segment cache, connections
         constant, mine, plain = harness.paired_ratio(
             forms["constant"].rate, forms["passthrough"].rate, options.rounds(10, 2)
         )
+        ratios: dict[str, float] = {}
         exact, whole, _ = harness.paired_ratio(
             forms["exact"].rate, forms["passthrough"].rate, options.rounds(10, 2)
         )
+        if peer is not None:
+            rust, *_ = harness.paired_ratio(forms["exact"].rate, forms[PEER].rate, options.rounds(10, 2))
+            ratios[f"exact / {PEER}"] = rust.median
         rows = tuple(form.row() for form in forms.values())
     return harness.Result(
         headline=f"decision {p50:.3f} ms p50, {p99:.3f} ms p99; relay {100 * constant.median:.0f} % of "
@@ -77,12 +88,14 @@ def run(options: harness.Options) -> harness.Result:
                 f"Relay: {CONNECTIONS} connections, streaming, {WORDS} words",
                 ("form", "req/s, median", "first byte p50 ms", "p99 ms", "processor ms per request"),
                 rows,
-                "Load and mock engines share the machine's cores with the relay.",
+                "Load and mock engines share the machine's cores with the relay."
+                + "".join(f" {name}: {ratio:.2f}." for name, ratio in ratios.items()),
             ),
         ),
         figures={
             "decision_ms": {"p50": p50, "p99": p99},
             "rate": {"constant": mine, "passthrough": plain, "exact": whole},
+            "ratio": ratios,
         },
         goals=(
             harness.Goal("decision p50", p50, GOAL_DECISION_P50_MS, unit=" ms"),
@@ -90,7 +103,7 @@ def run(options: harness.Options) -> harness.Result:
             _ratio_goal("relay, constant decision / pass-through", constant, GOAL_CONSTANT_RATIO),
             _ratio_goal("relay, exact decision / pass-through", exact, GOAL_EXACT_RATIO),
         ),
-        absent=("vllm-router (pip install vllm-router): the Rust router of the vLLM project",),
+        absent=() if peer is not None else (ABSENT,),
     )
 
 
@@ -207,37 +220,45 @@ class Form:
 
 
 @contextlib.contextmanager
-def _forms(folder: Path) -> Iterator[dict[str, Form]]:
+def _forms(folder: Path, peer: Path | None) -> Iterator[dict[str, Form]]:
     with contextlib.ExitStack() as stack:
         engines = []
         for _ in range(ENGINES):
             port = free_port()
-            _start(stack, ["bench.mock_engine", "--port", str(port)], port, "/health")
+            _start(stack, _module("bench.mock_engine", "--port", str(port)), port, "/health")
             engines.append(f"http://127.0.0.1:{port}")
         forms = {}
-        for name, arguments in _commands(engines, folder).items():
+        for name, arguments in _commands(engines, folder, peer).items():
             port = free_port()
-            ready = "/readyz" if name == "exact" else None
+            ready = {"exact": "/readyz", PEER: "/health"}.get(name)
             process = _start(stack, [*arguments, "--port", str(port)], port, ready)
             forms[name] = Form(name, process, port)
         yield forms
 
 
-def _commands(engines: list[str], folder: Path) -> dict[str, list[str]]:
+def _module(name: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", name, *arguments]
+
+
+def _commands(engines: list[str], folder: Path, peer: Path | None) -> dict[str, list[str]]:
     flags = [flag for url in engines for flag in ("--engine", url)]
     replicas = [flag for url in engines for flag in ("--replica", url)]
-    whole = ["kvist_router", *replicas, "--model.path", str(folder), "--model.verify-cases", "0"]
-    return {
-        "passthrough": ["bench.relay_forms", "passthrough", *flags],
-        "constant": ["bench.relay_forms", "constant", *flags],
-        "exact": [*whole, "--admin-port", "0", "--log-level", "warning"],
+    model = ["--model.path", str(folder), "--model.verify-cases", "0"]
+    commands = {
+        "passthrough": _module("bench.relay_forms", "passthrough", *flags),
+        "constant": _module("bench.relay_forms", "constant", *flags),
+        "exact": _module("kvist_router", *replicas, *model, "--admin-port", "0", "--log-level", "warning"),
     }
+    if peer is not None:
+        metrics = ["--prometheus-port", str(free_port()), "--log-level", "error"]
+        commands[PEER] = [str(peer), "--worker-urls", *engines, "--policy", "cache_aware", *metrics]
+    return commands
 
 
 def _start(
     stack: contextlib.ExitStack, arguments: list[str], port: int, ready: str | None
 ) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, "-m", *arguments])
+    process = subprocess.Popen(arguments)
     stack.callback(process.wait, 20)
     stack.callback(process.terminate)
     _wait(lambda: _answers(port, ready), process)
@@ -258,7 +279,7 @@ def _wait(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> No
     limit = time.monotonic() + 60
     while not condition():
         if process.poll() is not None or time.monotonic() > limit:
-            raise RuntimeError(f"{process.args} did not become ready")
+            raise RuntimeError(f"{process.args!r} did not become ready")
         time.sleep(0.05)
 
 
@@ -269,5 +290,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--vllm-router", type=Path, metavar="PROGRAM", help="measure this peer as well")
+
+
 if __name__ == "__main__":
-    sys.exit(harness.main("router", run))
+    sys.exit(harness.main("router", run, _flags))
