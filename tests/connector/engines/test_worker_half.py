@@ -33,9 +33,12 @@ class Copier(CpuCopier):
         super().__init__(table)
         self.refuse = refuse
         self.calls = []
+        self.may_prepare = threading.Event()
+        self.may_prepare.set()
 
     def prepare(self, arena):
         self.calls.append(("prepare", arena.path.name, threading.current_thread().name))
+        assert self.may_prepare.wait(30)
         if self.refuse:
             raise UnsupportedError("the arena cannot be pinned for the device")
 
@@ -77,12 +80,26 @@ def until(condition):
 def test_an_arena_is_prepared_off_the_step_and_attached_in_one(make):
     worker, copier = make()
     until(lambda: worker.ready)
-    assert copier.calls == [("prepare", "agent.arena", "kvist-worker-0")]
+    assert copier.calls == [("prepare", "agent.arena", "kvist-arena-0")]
     worker.begin_step()
     worker.begin_step()
     assert copier.calls[1:] == [("attach", "agent.arena")]
     worker.close()
     assert copier.calls[2:] == [("attach", None), ("forget", "agent.arena")]
+
+
+def test_quiesce_is_answered_while_a_new_arena_is_pinned(make, fake_agent):
+    worker, copier = make()
+    until(lambda: worker.ready)
+    worker.begin_step()
+    copier.may_prepare.clear()
+    fake_agent.restart(keep=False)
+    until(lambda: len(copier.calls) == 3)
+    fake_agent.quiesce(9)
+    fake_agent.wait_for(lambda: 9 in fake_agent.quiesced())
+    worker.begin_step()
+    assert len(copier.calls) == 3  # steps go on with what they have
+    copier.may_prepare.set()
 
 
 def test_an_arena_that_cannot_be_pinned_is_said_and_not_used(make, caplog):
@@ -101,7 +118,7 @@ def test_a_new_arena_replaces_the_old_one_between_steps(make, fake_agent):
     fake_agent.restart(keep=False)
     until(lambda: len(copier.calls) == 3)
     assert copier.calls[2][0] == "prepare"
-    worker.begin_step()
+    until(lambda: worker.begin_step() or len(copier.calls) > 3)
     assert copier.calls[3:] == [("attach", "agent.arena"), ("forget", "agent.arena")]
 
 
@@ -112,7 +129,7 @@ def test_an_arena_that_the_agent_kept_is_not_mapped_again(make, fake_agent):
     fake_agent.restart(keep=True)
     fake_agent.wait_for(lambda: fake_agent.roles == ["worker"])
     fake_agent.quiesce(5)
-    fake_agent.wait_for(lambda: 5 in fake_agent.quiesced())  # after the Arena message, on the same thread
+    fake_agent.wait_for(lambda: 5 in fake_agent.quiesced())  # the Arena message came before
     worker.begin_step()
     assert [call[0] for call in copier.calls] == ["prepare", "attach"]
 

@@ -1,14 +1,16 @@
 """The worker half: copies what the step's plan says between the engine's pages and the arena.
 
 Hooks run on the worker's thread; the agent's messages come on the client's thread, which
-answers quiesce tickets at once and prepares a new arena's mapping in the background. A
-mapping is changed only at the start of a step, with no copy under way.
+answers quiesce tickets at once. A third thread populates and pins a new arena, which takes
+seconds when it is large. A mapping is changed only at the start of a step, with no copy
+under way.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import queue
 import threading
 import uuid
 from collections import Counter
@@ -37,6 +39,7 @@ from kvist_connector.transfer.base import LoadResult, PageCopier, Transfer
 from kvist_connector.transfer.gate import Gate
 
 logger = logging.getLogger(__name__)
+JOIN_TIMEOUT = 60.0  # seconds that pinning a large arena may go on when the engine stops
 
 
 class WorkerHalf:
@@ -60,6 +63,9 @@ class WorkerHalf:
         self._layers: dict[str, int] = {}
         self._lock = threading.Lock()
         self._locks: dict[Path, MemberLock] = {}
+        self._latest: ArenaView | None = None  # the one announced last, unless it was refused
+        self._arenas: queue.SimpleQueue[ArenaView | None] = queue.SimpleQueue()
+        self._arena_thread = threading.Thread(target=self._take_all, name=f"kvist-arena-{rank}", daemon=True)
         self._next: ArenaView | None = None  # mapped, to be used from the next step on
         self._current: ArenaView | None = None
         self._loads_open = False
@@ -72,11 +78,15 @@ class WorkerHalf:
         self._transfer = Transfer(copier, self._gate)
         self._layers = layers
         self._layout = layout
+        self._arena_thread.start()
         self._client.start()
 
     def close(self) -> None:
         """Copies end, the agent sees the member go."""
         self._client.close()
+        self._arenas.put(None)
+        if self._arena_thread.is_alive():
+            self._arena_thread.join(JOIN_TIMEOUT)
         if self._transfer is not None:
             self._transfer.close()
             self._transfer.attach(None)
@@ -197,7 +207,7 @@ class WorkerHalf:
         self._client.send(Quiesced(ticket=ticket))
 
     def _prepare(self, arena: Arena) -> None:
-        """Lock, map and populate; the next step takes it over."""
+        """Lock and map; the arena thread does the rest."""
         if arena.geometry.slots == 0 or not arena.path:
             return  # the agent keeps an index only
         path = Path(arena.path)
@@ -208,12 +218,19 @@ class WorkerHalf:
         except (OSError, KvistError) as error:
             logger.error("Kvist arena %s cannot be used, serving uncached: %s", path, error)
             return
-        known = self._current if self._next is None else self._next
+        known = self._latest
         if known is not None and (known.identity, known.geometry) == (view.identity, view.geometry):
             view.close()  # the agent came back and kept the file
             known.epoch = arena.epoch
             return
-        self._take(view)
+        self._latest = view
+        self._arenas.put(view)
+
+    # ---- on the arena thread
+
+    def _take_all(self) -> None:
+        while (view := self._arenas.get()) is not None:
+            self._take(view)
 
     def _take(self, view: ArenaView) -> None:
         """Populate and pin; the next step takes it over."""
@@ -223,6 +240,8 @@ class WorkerHalf:
             self._transfer.prepare(view)
         except KvistError as error:
             logger.error("Kvist arena %s cannot be used, serving uncached: %s", view.path, error)
+            if self._latest is view:
+                self._latest = None
             view.close()
             return
         with self._lock:
