@@ -424,6 +424,16 @@ def test_load_reports_end_with_an_idle_engine(simulator, fake_agent):
     assert loads()[-1].prefill_seconds_per_token >= 0
 
 
+def test_load_reports_name_the_last_request_of_a_router(simulator, fake_agent):
+    sent = "0123456789abcdef" * 2
+    simulator.add(f"chatcmpl-{sent}-1a2b3c4d", prompt_of(300))
+    simulator.add("somebody-else", prompt_of(40, seed=1))
+    simulator.run()
+    fake_agent.wait_for(
+        lambda: any(step.load and step.load.last_accepted == {"": sent} for step in fake_agent.steps)
+    )
+
+
 def test_quiesce_is_answered_by_an_idle_engine(simulator, fake_agent):
     fake_agent.quiesce(7)
     fake_agent.wait_for(lambda: fake_agent.quiesced() == [7])
