@@ -154,7 +154,7 @@ async def build(settings: RouterSettings) -> AsyncIterator[Running]:
             _mind(settings, others, MindMetrics(registry), relay_metrics) as mind,
         ):
             relay = Relay(mind, Upstream(engines), limits, relay_metrics, settings.tenant.header)
-            readiness = Readiness(mind.replicas, settings.index.ready_seconds)
+            readiness = Readiness(mind.replicas, mind.source, settings.index.ready_seconds)
             apps: list[tuple[ASGIApp, socket.socket]] = [
                 (Endpoint(relay, rest_app(mind, registry, readiness)), endpoint_socket),
                 (admin_app(mind, registry), admin_socket),

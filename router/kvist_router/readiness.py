@@ -1,8 +1,8 @@
 """Whether this router should get traffic: `/readyz`. Called by endpoint.py.
 
 A router that just started knows nothing of what replicas hold, and would scatter conversations.
-So it first waits until every replica's feed has brought its whole index, at most `wait_seconds`;
-after that once, a lost feed or a new replica does not take it out of service.
+So it first waits until every replica's feed has brought its whole index and local tokens are verified,
+at most `wait_seconds`; after that once, a lost feed or a new replica does not take it out of service.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+from kvist_router.mind.prompts import PromptSource
 from kvist_router.mind.replica import Replica
 
 
@@ -19,10 +20,12 @@ class Readiness:
     def __init__(
         self,
         replicas: Mapping[str, Replica],
+        source: PromptSource,
         wait_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._replicas = replicas
+        self._source = source
         self._clock = clock
         self._until = clock() + wait_seconds
 
@@ -34,10 +37,13 @@ class Readiness:
         if not any(replica.healthy and replica.models and not replica.draining for replica in replicas):
             return "; ".join(f"{replica.name}: {replica.problem or 'draining'}" for replica in replicas)
         unknown = [replica for replica in replicas if replica.agent is not None and not replica.mirrored(now)]
-        if not unknown or now >= self._until:
+        problems = [f"{item.name}: what it holds is not known yet{_why(item)}" for item in unknown]
+        if self._source.unverified:
+            problems.append("local tokens are still being compared with an engine's")
+        if not problems or now >= self._until:
             self._until = now
             return ""
-        return "; ".join(f"{item.name}: what it holds is not known yet{_why(item)}" for item in unknown)
+        return "; ".join(problems)
 
 
 def _why(replica: Replica) -> str:

@@ -337,6 +337,18 @@ async def test_not_ready_until_every_feed_has_brought_its_index(router, until, h
         assert (await readyz(http, running))[0] == 200
 
 
+async def test_not_ready_until_local_tokens_are_verified(router, until, http, smollm2) -> None:
+    async with FakeEngine() as engine:
+        engine.tokenizing.clear()
+        settings = {"replicas": [{"url": engine.url}], "model": {"path": str(smollm2)}}
+        running = await router(**settings, index={"ready_seconds": 3600})
+        status, reason = await readyz(http, running)
+        assert (status, "local tokens" in reason) == (503, True)
+        engine.tokenizing.set()
+        await until(lambda: not running.mind.source.unverified, 60)
+        assert (await readyz(http, running))[0] == 200
+
+
 async def test_the_wait_for_feeds_has_a_deadline(cluster, http) -> None:
     started = await cluster(FakeAgent(opening(fingerprint=b"")), index={"ready_seconds": 0.0})
     assert (await readyz(http, started.running))[0] == 200
@@ -352,7 +364,8 @@ async def test_series_of_a_removed_replica_go_with_it(router, until, http, tmp_p
     async with FakeEngine() as engine, FakeEngine() as other:
         gone, stays = ({"name": name, "url": item.url} for name, item in (("gone", engine), ("stays", other)))
         file.write_text(json.dumps([gone, stays]))
-        running = await router(ready=False, replicas_file=str(file))
+        calm = {"interval_seconds": 3600}  # no check takes the engine out before a request finds it gone
+        running = await router(ready=False, replicas_file=str(file), health=calm)
         replicas = running.mind.replicas
         await until(lambda: len(replicas) == 2 and all(item.healthy for item in replicas.values()))
         await engine.stop()

@@ -33,9 +33,11 @@ from kvist_router.mind.replica import Chain, Identity, Replica
 from kvist_router.relay.edits import edit_body
 from kvist_router.settings import RouterSettings
 from kvist_router.tokens.keys import TOKEN_BYTES, KeyMemo
+from kvist_router.tokens.lru import SizedLRU
 from kvist_router.tokens.request import Request, parse
 
 PENDING_GRACE_SECONDS = 30.0  # beyond twice the predicted time, until a pending key is given up
+ROOTS_BYTES, ROOT_BYTES = 2**20, 300  # cache of root keys: one for every tenant
 TOKEN_CHARACTERS = 4  # of a prompt whose tokens nobody could tell
 
 
@@ -88,6 +90,7 @@ class LocalMind:
         self._settings = settings
         self._policy = policy
         self._memo = KeyMemo(settings.tokens.key_cache_chunks)
+        self._roots: SizedLRU[tuple[Identity, str, str], bytes] = SizedLRU(ROOTS_BYTES)
         self._secret = secret
         self._clock = clock
         self._random = random or Random()
@@ -177,14 +180,20 @@ class LocalMind:
             yield _Considered(replica, candidate, prompts.keys)
 
     def _keyed(self, question: _Question, identity: Identity) -> _Keyed:
-        fingerprint, group, chunk_tokens = identity
-        lora = question.model.name if question.model.adapter else ""
-        root = root_key(fingerprint, group=group, lora=lora, salt=question.salt)
+        root = self._root(identity, question.model.name if question.model.adapter else "", question.salt)
+        chunk_tokens = identity[2]
         chains = [
             Chain(root, self._memo.chunk_keys(root, packed, chunk_tokens), packed)
             for packed in question.prompts.packed
         ]
         return _Keyed(chains, [key for chain in chains for key in chain.keys])
+
+    def _root(self, identity: Identity, lora: str, salt: str) -> bytes:
+        root = self._roots.get((identity, lora, salt))
+        if root is None:
+            root = root_key(identity[0], group=identity[1], lora=lora, salt=salt)
+            self._roots.put((identity, lora, salt), root, ROOT_BYTES + len(salt))
+        return root
 
     def _cost(self, question: _Question, replica: Replica, chains: list[Chain], now: float) -> Cost:
         speeds, queue = replica.speeds, replica.queue_seconds(now)
@@ -214,7 +223,8 @@ class LocalMind:
         replica, cost, now = chosen.replica, chosen.candidate.cost, self._clock()
         computes = replica.computes(chosen.keys, now)
         ready = now + cost.total
-        replica.pending.add(computes, ready, ready + cost.total + PENDING_GRACE_SECONDS, question.id)
+        if computes:
+            replica.pending.add(computes, ready, ready + cost.total + PENDING_GRACE_SECONDS, question.id)
         self.in_flight.begin(
             InFlight(
                 question.id,

@@ -49,6 +49,11 @@ class PromptSource:
         """Why prompts are not tokenized here; empty when they are."""
         return "no model.path" if self._local is None else self._problem
 
+    @property
+    def unverified(self) -> bool:
+        """Whether the differential cases are still to come."""
+        return self._local is not None and self._problem == NOT_VERIFIED
+
     def trust(self) -> None:
         """The differential cases agreed. What an engine disproved before stays disproved."""
         if self._problem == NOT_VERIFIED:

@@ -21,6 +21,8 @@ _REQUEST_DROPPED = _HOP_BY_HOP | {
     b"cookie",
 }
 _KVIST = names.HEADER_PREFIX.encode()
+_REQUEST_ID, _REPLICA = names.HEADER_REQUEST_ID.encode(), names.HEADER_REPLICA.encode()
+_PREDICTED = names.HEADER_PREDICTED_TOKENS.encode()
 
 
 def request_headers(headers: Sequence[tuple[bytes, bytes]], request_id: str) -> list[tuple[str, str]]:
@@ -46,9 +48,9 @@ def response_headers(headers: Sequence[tuple[bytes, bytes]], added: RawHeaders) 
 def kvist_headers(request_id: str, replica: str, predicted_tokens: int) -> RawHeaders:
     """What every relayed response carries."""
     return [
-        (names.HEADER_REQUEST_ID.encode(), request_id.encode()),
-        (names.HEADER_REPLICA.encode(), replica.encode("latin-1", "replace")),
-        (names.HEADER_PREDICTED_TOKENS.encode(), str(predicted_tokens).encode()),
+        (_REQUEST_ID, request_id.encode()),
+        (_REPLICA, replica.encode("latin-1", "replace")),
+        (_PREDICTED, b"%d" % predicted_tokens),
     ]
 
 
