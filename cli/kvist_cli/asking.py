@@ -27,7 +27,7 @@ def ask(method: str, url: str, body: Answer | None = None, deadline: float = DEA
         if answer.is_error:
             raise AskError(f"{url} answered {answer.status_code}: {_message(answer)}")
         return answer.json()
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise AskError(f"{url} does not answer: {error or type(error).__name__}") from error
     except ValueError as error:
         raise AskError(f"{url} did not answer with JSON") from error
@@ -46,7 +46,7 @@ def answers_ok(url: str) -> bool:
     """Whether GET `url` is 200."""
     try:
         return httpx.get(url, timeout=DEADLINE, trust_env=False).status_code == httpx.codes.OK
-    except httpx.HTTPError:
+    except (httpx.HTTPError, httpx.InvalidURL):
         return False
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from typing import Any, Final
 
 import typer
@@ -9,6 +11,7 @@ from typer.core import TyperGroup
 
 from kvist_cli.output import print_error
 from kvist_connector.errors import ConfigError, KvistError
+from kvist_connector.settings import nearest
 
 EXIT_FAILED: Final = 1
 EXIT_BAD_INPUT: Final = 2
@@ -16,7 +19,27 @@ EXIT_INTERRUPTED: Final = 130
 
 
 class KvistGroup(TyperGroup):
-    """Turns errors raised on purpose into messages; anything else is a fault of ours and shown whole."""
+    """Turns errors raised on purpose into messages; anything else is a fault of ours and shown whole.
+
+    Environment variables are as strict as flags: one that begins like a command's but names no option of
+    it is refused. --version and the like are no settings, so KVIST_VERSION means nothing.
+    """
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Options that only print something are not read from the environment."""
+        params: list[Any] = super().get_params(ctx)
+        for param in params:
+            if param.is_eager:
+                param.allow_from_autoenv = False
+        return params
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is meant; raises ConfigError for a variable that none of its options has."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not hasattr(command, "commands") and not command.ignore_unknown_options:
+            prefix = f"{ctx.auto_envvar_prefix}_{name}_".upper().replace("-", "_")
+            _refuse_unknown(prefix, {p.name.upper() for p in command.params if p.name}, os.environ)
+        return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -31,3 +54,10 @@ class KvistGroup(TyperGroup):
         except KeyboardInterrupt as error:
             print_error("interrupted")
             raise typer.Exit(EXIT_INTERRUPTED) from error
+
+
+def _refuse_unknown(prefix: str, known: set[str], variables: Iterable[str]) -> None:
+    for variable in variables:
+        name = variable.removeprefix(prefix)
+        if variable.startswith(prefix) and name not in known:
+            raise ConfigError(f"environment variable {variable}: no such option{nearest(name, known)}")

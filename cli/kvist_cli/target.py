@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvist_cli.folders import state_folder
+from kvist_cli.folders import expanded, state_folder
 from kvist_cli.local.state import STATE_FILE, ClusterState, RunFolder
 from kvist_connector.errors import ConfigError
 from kvist_operator.plan import Role
@@ -20,7 +20,7 @@ def known_clusters(environment: Mapping[str, str]) -> list[str]:
 def find(name: str | None, run_dir: Path | None, environment: Mapping[str, str]) -> RunFolder:
     """The run folder that is meant; raises ConfigError when none or several could be."""
     if run_dir is not None:
-        return RunFolder(run_dir.expanduser().absolute())
+        return RunFolder(expanded(run_dir, "--run-dir").absolute())
     if name is not None:
         return RunFolder(state_folder(environment) / name)
     names = known_clusters(environment)

@@ -25,11 +25,20 @@ _POWERS: Final = {
     "Pi": 1024**5,
 }
 _BINARY: Final = ("Pi", "Ti", "Gi", "Mi", "Ki")
-_FORM: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_FORM: Final = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)")
+# What the wire formats and the file system hold; no machine has as much.
+_MOST: Final = 2**63 - 1
 
 
 def parse_quantity(text: Any) -> int:
     """Bytes of a quantity; raises ValueError that says what is valid."""
+    size = _bytes_of(text)
+    if size > _MOST:
+        raise ValueError("a size is less than 8192Pi")
+    return size
+
+
+def _bytes_of(text: Any) -> int:
     if isinstance(text, bool):
         raise ValueError("a size is a number with a suffix such as 512Mi or 1Gi, not true or false")
     if isinstance(text, int):

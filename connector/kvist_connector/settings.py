@@ -7,28 +7,55 @@ description, which is also its `--help` text. Unknown names fail with the neares
     field `limits.body_bytes`   file:  limits: {body_bytes: 1048576}
                                 flag:  --limits.body-bytes 1048576
                                 env:   <PREFIX>LIMITS__BODY_BYTES=1048576
+
+A flag or variable is taken as it is written; only a field that holds a list is read as YAML.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import reprlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Final, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from kvist_connector.errors import ConfigError
+from kvist_connector.yaml_text import YamlTextError, parse_documents
 
+_EXPECTED: Final = {
+    "tuple_type": "a list is expected",
+    "list_type": "a list is expected",
+    "dict_type": "a mapping is expected",
+    "model_type": "a mapping is expected",
+}
 S = TypeVar("S", bound=BaseModel)
 
 
 class Settings(BaseModel):
-    """Base of every settings class: immutable, no unknown names."""
+    """Base of every settings class: immutable, no unknown names, no infinite numbers."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+
+def without_nul(text: str) -> str:
+    """What can be a path, an argument or an environment variable; raises ValueError."""
+    if "\0" in text:
+        raise ValueError("a zero byte cannot be passed on: leave it out")
+    return text
+
+
+def _names_a_file(path: Path) -> Path:
+    without_nul(str(path))
+    if not path.name:
+        raise ValueError("this is a folder: give the path of a file")
+    return path
+
+
+FileLocation = Annotated[Path, AfterValidator(_names_a_file)]
 
 
 def field_names(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -42,7 +69,8 @@ def field_names(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def add_flags(parser: argparse.ArgumentParser, cls: type[BaseModel]) -> None:
-    """A flag for every field, `--config FILE` and `--print-config`."""
+    """A flag for every field, `--config FILE` and `--print-config`; no abbreviations."""
+    parser.allow_abbrev = False
     parser.add_argument(
         "--config", metavar="FILE", type=Path, help="YAML file with the same names as the flags"
     )
@@ -57,20 +85,20 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[BaseModel]) -> None:
 
 def load(cls: type[S], arguments: argparse.Namespace, environment: Mapping[str, str], env_prefix: str) -> S:
     """The effective settings; raises ConfigError with every wrong field in it."""
-    values: dict[str, Any] = {}
-    if arguments.config is not None:
-        values = _read_yaml(arguments.config)
-    names = {name for name, _ in field_names(cls)}
+    values = _read_file(arguments.config) if arguments.config is not None else {}
+    fields = dict(field_names(cls))
     for variable, text in environment.items():
         if variable.startswith(env_prefix):
             name = variable[len(env_prefix) :].lower().replace("__", ".")
-            if name not in names:
-                raise ConfigError(f"environment variable {variable}: no such setting{_nearest(name, names)}")
-            _put(values, name, yaml.safe_load(text))
-    for name in names:
+            if name not in fields:
+                raise ConfigError(
+                    f"environment variable {variable}: no such setting{nearest(name, set(fields))}"
+                )
+            _put(values, name, _given(fields[name], text, f"environment variable {variable}"))
+    for name, field in fields.items():
         given: str | None = getattr(arguments, f"field:{name}", None)
         if given is not None:
-            _put(values, name, yaml.safe_load(given) if given else "")
+            _put(values, name, _given(field, given, f"--{name.replace('_', '-')}"))
     return validate(cls, values)
 
 
@@ -93,11 +121,18 @@ def _explain(cls: type[BaseModel], item: Any, where: str) -> str:
     full = f"{where}.{path}" if where and path else where or path
     if item["type"] == "extra_forbidden":
         names = _names_at(cls, item["loc"][:-1])
-        return f"{full}: no such field{_nearest(str(item['loc'][-1]), names)}"
+        return f"{full}: no such field{nearest(str(item['loc'][-1]), names)}"
     if item["type"] == "missing":
         return f"{full}: required, but not given"
-    message = item["msg"].removeprefix("Value error, ")
-    return f"{full}: {item['input']!r} is not valid: {message}"
+    message = _EXPECTED.get(item["type"]) or item["msg"].removeprefix("Value error, ")
+    return f"{full}: {brief(item['input'])} is not valid: {message}"
+
+
+def brief(value: Any) -> str:
+    """`repr` of at most a line, however large or deep the value is."""
+    form = reprlib.Repr()
+    form.maxstring = form.maxother = form.maxlong = 120
+    return form.repr(value)
 
 
 def _names_at(cls: type[BaseModel], location: tuple[Any, ...]) -> set[str]:
@@ -125,27 +160,49 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _nearest(name: str, names: set[str]) -> str:
+def nearest(name: str, names: set[str]) -> str:
+    """End of a sentence about an unknown name: the likely one, or all there are."""
     close = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; valid: {', '.join(sorted(names))}" if names else ""
 
 
+def _given(field: Any, text: str, where: str) -> Any:
+    """A flag or variable: text, nothing for an optional field left empty, YAML where a list is held."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    if any(get_origin(kind) in (list, tuple) for kind in kinds):
+        return _parse(text, where)
+    return None if type(None) in kinds and text in ("", "null") else text
+
+
 def _put(values: dict[str, Any], name: str, value: Any) -> None:
     *parents, last = name.split(".")
     for part in parents:
         values = values.setdefault(part, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"{part}: {brief(values)} is not valid: a mapping is expected, for {name}")
     values[last] = value
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _parse(text: str, where: str) -> Any:
     try:
-        loaded = yaml.safe_load(path.read_text())
+        documents = parse_documents(text)
+    except YamlTextError as error:
+        raise ConfigError(f"{where}: not YAML: {error}") from error
+    if len(documents) > 1:
+        raise ConfigError(f"{where}: holds {len(documents)} YAML documents, one is expected")
+    return documents[0] if documents else None
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--config {path}: cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--config {path}: not YAML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--config {path}: not UTF-8 text") from error
+    loaded = _parse(text, f"--config {path}")
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):

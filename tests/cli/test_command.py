@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -65,12 +66,63 @@ def test_an_agent_that_does_not_answer_is_named(unused_tcp_port: int) -> None:
         (["lookup", "--agent", "http://x", "--tokens", "/nope"], "--tokens /nope: must hold token ids"),
         (["up", "-f", "/nope.yaml"], "/nope.yaml: cannot be read"),
         (["up", "-f", "/nope.yaml", "--port-engine", "70000"], "ports.engine: 70000 is not valid"),
+        (["up", "-f", "/nope.yaml", "--backoff", "inf"], "backoff: inf is not valid"),
+        (["up", "-f", "/nope.yaml", "--stop-deadline", "1e300"], "stop_deadline: 1e+300 is not valid"),
+        (["down", "--stop-deadline", "nan"], "stop_deadline: nan is not valid"),
+        (["status", "--run-dir", "~nobody-of-that-name/x"], "--run-dir: '~nobody-of-that-name/x'"),
+        (["model", "path", "~nobody-of-that-name/x"], "home of an unknown user"),
     ],
 )
 def test_bad_input_is_one_message_and_exit_code_2(arguments: list[str], message: str) -> None:
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
     assert message in done.output
+
+
+@pytest.mark.parametrize("url", ["http://[::", "http://a b/\x01", "nope", ""])
+def test_an_address_that_is_none_is_one_message(url: str) -> None:
+    done = CliRunner().invoke(app, ["stats", "--agent", url])
+    assert (done.exit_code, isinstance(done.exception, SystemExit)) == (1, True)
+    assert f"{url}/v1/kvist/stats does not answer" in done.output
+
+
+def test_a_variable_that_names_no_option_is_refused() -> None:
+    done = CliRunner().invoke(app, ["status"], env={"KVIST_STATUS_JSN": "1"})
+    assert done.exit_code == 2
+    assert "KVIST_STATUS_JSN: no such option; did you mean 'JSON'?" in done.output
+
+
+def test_kvist_version_in_the_environment_means_nothing() -> None:
+    done = CliRunner().invoke(app, ["model", "--help"], env={"KVIST_VERSION": "1.2"})
+    assert done.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "cannot be read"),
+        (b"\xff", "cannot be read"),
+        (b'{"version": 1, "name": "x', "cannot be read"),
+        (b"[" * 100_000, "cannot be read"),
+        (b"[]", "a mapping is expected"),
+        (b'{"version": 2}', "format 2 is not the supported 1: use the kvist that wrote it"),
+    ],
+)
+@pytest.mark.parametrize("command", ["status", "down", "stats"])
+def test_a_state_that_is_damaged_or_newer_is_named(
+    command: str, content: bytes, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "state.json").write_bytes(content)
+    done = CliRunner().invoke(app, [command, "--run-dir", str(tmp_path)])
+    assert done.exit_code == 2
+    assert f"{tmp_path}/state.json: " in done.output
+    assert message in done.output
+
+
+def test_the_demo_finds_out_first_that_its_figures_cannot_be_written(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["demo", "--json", str(tmp_path)], env={"XDG_STATE_HOME": str(tmp_path)})
+    assert done.exit_code == 2
+    assert f"--json {tmp_path}: cannot be written" in done.output
 
 
 def test_options_survive_the_way_to_the_detached_supervisor() -> None:

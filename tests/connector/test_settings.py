@@ -37,17 +37,73 @@ def test_flag_over_environment_over_file(tmp_path):
     [
         (NEEDED[2:], "replica: required"),
         ([*NEEDED, "--memory", "lots"], "memory: 'lots' is not valid"),
-        ([*NEEDED, "--http.port", "70000"], "http.port: 70000 is not valid"),
+        ([*NEEDED, "--http.port", "70000"], "http.port: '70000' is not valid"),
         ([*NEEDED, "--http.host", "10.0.0.1"], "loopback"),
         ([*NEEDED, "--eviction", "random"], "eviction: 'random' is not valid"),
         ([*NEEDED, "--lookup-deadline", "0"], "lookup_deadline"),
         ([*NEEDED, "--config", "/does/not/exist"], "cannot be read"),
+        ([*NEEDED, "--idle-exit", "inf"], "idle_exit: 'inf' is not valid"),
+        ([*NEEDED, "--memory", "9" * 5000], "memory: '999"),
+        ([*NEEDED, "--memory", "9" * 25], "a size is less than 8192Pi"),
+        ([*NEEDED, "--disk.size", "0"], "disk.size: 0 is not valid"),
+        ([*NEEDED, "--socket", ""], "socket"),
+        ([*NEEDED, "--arena", "/"], "give the path of a file"),
+        ([*NEEDED, "--kv-events", "nonsense"], "kv_events: 'nonsense' is not valid"),
+        ([*NEEDED, "--kv-events", "tcp://*:x"], "kv_events"),
     ],
 )
 def test_wrong_settings_are_named(arguments, text):
     with pytest.raises(ConfigError) as caught:
         load(arguments)
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"\xff\xfe: 1", "not UTF-8 text"),
+        (b"a: [", "not YAML"),
+        (b"[" * 5000, "nested too deeply"),
+        (b"memory: " + b"9" * 5000, "not YAML: Exceeds the limit"),
+        (b"replica: 2020-99-99", "not YAML: month must be in 1..12"),
+        (b"memory: 1Gi\nmemory: 2Gi", "key 'memory' is given twice"),
+        (b"- a", "must hold a mapping"),
+        (b"a: 1\n---\nb: 2", "holds 2 YAML documents"),
+        (b"disk: 5", "disk: 5 is not valid: a mapping is expected"),
+        (b'socket: "a\\0b"', "zero byte"),
+        (b"x: &x [1]\nmemory: {" + b", ".join(b"%d: *x" % i for i in range(5000)) + b"}", "memory: {"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused_in_few_words(tmp_path, content, text):
+    file = tmp_path / "agent.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load(["--config", str(file), *([] if b"socket" in content else NEEDED)])
+    assert text in str(caught.value)
+    assert max(len(line) for line in str(caught.value).splitlines()) < 400
+
+
+def test_a_flag_under_what_is_no_section_is_refused(tmp_path):
+    file = tmp_path / "agent.yaml"
+    file.write_text("disk: 5\n")
+    with pytest.raises(ConfigError, match=r"disk: 5 is not valid: a mapping is expected, for disk\.path"):
+        load([*NEEDED, "--config", str(file), "--disk.path", "/x"])
+
+
+@pytest.mark.parametrize("name", ["no", "010", "@x", "*x", "#1", "a: b", "[", "2020-01-01"])
+def test_text_is_taken_as_it_is_written(name):
+    assert load([*NEEDED, "--replica", name]).replica == name
+    assert load(NEEDED[2:], {"KVIST_AGENT_REPLICA": name}).replica == name
+
+
+def test_an_optional_setting_can_be_taken_back():
+    assert load([*NEEDED, "--disk.path", ""], {"KVIST_AGENT_DISK__PATH": "/x"}).disk.path is None
+
+
+def test_flags_are_not_abbreviated(capsys):
+    with pytest.raises(SystemExit):
+        load([*NEEDED, "--mem", "1Gi"])
+    assert "--mem" in capsys.readouterr().err
 
 
 def test_unknown_names_get_the_nearest_valid_one(tmp_path):

@@ -34,6 +34,47 @@ def test_every_example_is_valid_and_survives_being_written_and_read(path: Path) 
     assert spec.loads(spec.dump(cluster, defaults=True)) == cluster
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 5000, "nested too deeply"),
+        ("a: " + "9" * 5000, "not YAML: Exceeds the limit"),
+        ("a: 2020-99-99", "not YAML: month must be"),
+        ("kind: a\nkind: b", "key 'kind' is given twice"),
+    ],
+)
+def test_text_that_is_no_manifest_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=r"^manifest: ") as caught:
+        spec.loads(text)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"cache": {"memory": "9" * 5000 + "Gi"}}, "spec.cache.memory"),
+        ({"cache": {"memory": "\uff11Gi"}}, "a size is a number"),
+        ({"cache": {"memory": "9000Pi"}}, "a size is less than 8192Pi"),
+        ({"cache": {"disk": {"size": "1Gi", "path": "a\0b"}}}, "spec.cache.disk.path"),
+        ({"engine": {"extraArgs": ["a\0"]}}, "spec.engine.extraArgs.0"),
+        ({"engine": {"env": [{"name": "A", "value": "\0"}]}}, "spec.engine.env.0.value"),
+        (
+            {"engine": {"extraArgs": "--foo"}},
+            "'--foo' is not valid: a list is expected",
+        ),
+        ({"engine": 5}, "spec.engine: 5 is not valid: a mapping is expected"),
+        ({"engine": {"startupDeadline": float("inf")}}, "a duration is at most 3650d"),
+        ({"router": {"limits": {"firstByteDeadline": "9" * 20 + "d"}}}, "a duration is at most 3650d"),
+        ({"router": {"weights": {"a": float("nan")}}}, "spec.router.weights.a"),
+    ],
+)
+def test_values_that_no_machine_can_take_are_named(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        spec.parse(manifest(**sections))
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
 def test_defaults_are_complete() -> None:
     cluster = spec.parse(manifest())
     assert cluster.spec.cache.memory == 1024**3

@@ -17,6 +17,7 @@ from kvist_cli.local.identity import alive
 from kvist_cli.local.state import ClusterState, RunFolder
 from kvist_cli.output import console
 from kvist_cli.progress import Progress
+from kvist_connector.settings import validate
 
 EXAMPLES: Final = """
 Examples:
@@ -45,7 +46,7 @@ def down(
     flush_deadline: FlushDeadline = 60.0,
 ) -> None:
     """End a cluster: engines, flush, agents, memory tier."""
-    options = Options(stop_deadline=stop_deadline, flush_deadline=flush_deadline)
+    options = validate(Options, {"stop_deadline": stop_deadline, "flush_deadline": flush_deadline})
     folder = target.find(name, run_dir, os.environ)
     state = target.read(folder)
     out = console()

@@ -88,8 +88,8 @@ def _trace(quick: bool) -> trace.Trace:
 
 
 def _play(screen: Screen, quick: bool, model: str, folder: Path, json_file: Path | None, keep: bool) -> bool:
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise ConfigError(f"--json {json_file}: the folder does not exist; create it or name another file")
+    if json_file is not None:
+        _check_writable(json_file)
     screen.note("three replays of one conversation on two engines; engines take a minute or two to start")
     token_bytes = _token_bytes(model, screen)
     demo = Demo(_trace(quick), trace.load().text, model, screen, _starter(screen), folder, token_bytes)
@@ -102,6 +102,15 @@ def _play(screen: Screen, quick: bool, model: str, folder: Path, json_file: Path
         screen.note(f"figures written to {json_file}")
     screen.note(closing_line(document))
     return measured.exact
+
+
+def _check_writable(file: Path) -> None:
+    """Found out now, not after ten minutes."""
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"--json {file}: the folder does not exist; create it or name another file")
+    if file.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
+        raise ConfigError(f"--json {file}: cannot be written; name another file")
 
 
 def closing_line(document: dict[str, Any]) -> str:

@@ -42,9 +42,9 @@ class Options(Settings):
         description="restarts in a row, without being ready between, before giving up",
     )
     backoff: float = Field(
-        default=1.0, gt=0, description="seconds before the first restart; doubles up to 30"
+        default=1.0, gt=0, le=3600, description="seconds before the first restart; doubles up to 30"
     )
-    stop_deadline: float = Field(default=30.0, gt=0, description="seconds from SIGTERM to SIGKILL")
+    stop_deadline: float = Field(default=30.0, gt=0, le=3600, description="seconds from SIGTERM to SIGKILL")
     flush_deadline: float = Field(
-        default=60.0, gt=0, description="seconds that `down` waits for chunks on their way to disk"
+        default=60.0, gt=0, le=3600, description="seconds that `down` waits for chunks on their way to disk"
     )

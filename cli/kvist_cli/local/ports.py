@@ -15,6 +15,7 @@ _FLAGS = "--port-{}"
 
 def check_ports(processes: Iterable[Process], host: str) -> None:
     """Raise ConfigError naming the first port that is out of range, used twice, or taken, and by whom."""
+    _check_host(host)
     owners: dict[int, str] = {}
     for process in processes:
         for name, port in process.ports.items():
@@ -31,6 +32,20 @@ def check_ports(processes: Iterable[Process], host: str) -> None:
             _check_free(
                 LOOPBACK if process.replica or name == "router-admin" else host, port, process.name, flag
             )
+
+
+def _check_host(host: str) -> None:
+    """Whether a program of this machine can listen there at all."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except (OSError, UnicodeError, TypeError) as error:  # TypeError: not encodable as a name
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            raise ConfigError(
+                f"--host: {host!r} is no address of this machine ({reason}); 127.0.0.1 is for this machine "
+                "only, 0.0.0.0 for every network"
+            ) from error
 
 
 def _check_free(host: str, port: int, program: str, flag: str) -> None:

@@ -36,7 +36,9 @@ class Prepared:
 
 def run_folder(name: str, options: Options, environment: Mapping[str, str]) -> Path:
     """Where the cluster of this name keeps its run."""
-    return (options.run_dir or folders.state_folder(environment) / name).expanduser().absolute()
+    if options.run_dir is not None:
+        return folders.expanded(options.run_dir, "--run-dir").absolute()
+    return (folders.state_folder(environment) / name).absolute()
 
 
 def prepare(
@@ -48,6 +50,9 @@ def prepare(
         on_event(Event(EventKind.NOTE, "", f"ignored on one machine: {', '.join(ignored)}"))
     if not options.arena_dir.is_dir():
         raise ConfigError(f"--arena-dir: '{options.arena_dir}' is not a folder; /dev/shm is the usual one")
+    run_dir = run_folder(cluster.name, options, environment)
+    folders.check_usable(options.arena_dir, "--arena-dir")
+    folders.check_usable(run_dir, "--run-dir")
     cpu = on_cpu(cluster, environment)
     model = models.resolve(
         cluster.spec.model.name,
@@ -55,7 +60,6 @@ def prepare(
         environment,
         lambda text: on_event(Event(EventKind.NOTE, "", text)),
     )
-    run_dir = run_folder(cluster.name, options, environment)
     lora = {
         adapter.name: str(
             models.resolve_adapter(adapter.path, f"spec.model.loraAdapters.{i}.path", environment)
@@ -65,6 +69,8 @@ def prepare(
     processes = _render(cluster, options, environment, model, lora, run_dir, cpu)
     arenas = [p.arena for p in processes if p.arena is not None]
     disks = [p.disk for p in processes if p.disk is not None]
+    for disk in disks:
+        folders.check_usable(disk, "spec.cache.disk.path")
     facts = machine.gather(cluster, model, options.arena_dir, arenas, disks, cpu)
     violation = first_violation(cluster, facts)
     if violation is not None:

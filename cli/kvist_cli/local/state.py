@@ -15,7 +15,7 @@ from typing import Final
 
 from kvist_cli.local.identity import Identity
 from kvist_connector.errors import ConfigError
-from kvist_connector.settings import Settings, validate
+from kvist_connector.settings import Settings, brief, validate
 from kvist_operator.plan import Role
 
 STATE_FILE: Final = "state.json"
@@ -75,8 +75,13 @@ class RunFolder:
             data = json.loads(file.read_text())
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{file}: cannot be read ({error}); remove it if no cluster runs") from error
+        version = data.get("version", VERSION) if isinstance(data, dict) else VERSION
+        if version != VERSION:
+            raise ConfigError(
+                f"{file}: format {brief(version)} is not the supported {VERSION}: use the kvist that wrote it"
+            )
         return validate(ClusterState, data, str(file))
 
     def write(self, state: ClusterState) -> None:

@@ -42,7 +42,10 @@ def resolve_adapter(
 def _find(
     name: str, revision: str | None, mark: str, environment: Mapping[str, str], on_progress: Progress
 ) -> Path:
-    folder = Path(name).expanduser()
+    try:
+        folder = Path(name).expanduser()
+    except RuntimeError as error:
+        raise ConfigError("it begins with the home of an unknown user: give a full path") from error
     if name.startswith(("/", "./", "../", "~")) or folder.is_dir():
         return _folder(folder, mark)
     on_progress(f"looking for {name} in the Hugging Face cache, then on the hub")

@@ -108,6 +108,8 @@ def _read_token(path: Path | None) -> str | None:
         token = path.read_text().strip()
     except OSError as error:
         raise ConfigError(f"http.token_file: {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"http.token_file: {path} is not text: put the bearer token into it") from error
     if not token:
         raise ConfigError(f"http.token_file: {path} is empty: put the bearer token into it")
     return token

@@ -15,6 +15,7 @@ from pathlib import Path
 from kvist_connector.agent.limits import available_memory
 from kvist_connector.arena.geometry import (
     HEADER_BYTES,
+    MAGIC,
     PAGE,
     chunk_bytes,
     file_bytes,
@@ -49,6 +50,7 @@ class ArenaFile:
         size = (size + PAGE - 1) // PAGE * PAGE
         fd = _open_locked(path)
         try:
+            _refuse_foreign(path, fd)
             _refuse_resize(path, fd, size)
             _refuse_overcommit(path, fd, size)
             os.ftruncate(fd, size)
@@ -127,6 +129,13 @@ def _open_locked(path: Path) -> int:
             f"arena: {path} is used by another agent: stop it or choose another path"
         ) from error
     return fd
+
+
+def _refuse_foreign(path: Path, fd: int) -> None:
+    """Somebody's file is not to be overwritten because its path was given by mistake."""
+    start = os.pread(fd, len(MAGIC), 0)
+    if start.strip(b"\0") and start != MAGIC:
+        raise ConfigError(f"arena: {path} exists and is no arena: remove it or give another path")
 
 
 def _refuse_resize(path: Path, fd: int, size: int) -> None:

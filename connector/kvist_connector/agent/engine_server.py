@@ -30,6 +30,8 @@ class EngineServer:
             raise ConfigError(
                 f"socket: {self._path} is longer than the {_MAX_SOCKET_PATH} bytes a Unix socket may have"
             )
+        if os.path.lexists(self._path) and not self._path.is_socket():
+            raise ConfigError(f"socket: {self._path} exists and is no socket: remove it or give another path")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             lock = self._path.with_name(self._path.name + ".lock")

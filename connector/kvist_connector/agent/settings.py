@@ -10,7 +10,10 @@ from pydantic import ConfigDict, Field, model_validator
 
 from kvist_connector import names
 from kvist_connector.quantity import Quantity
-from kvist_connector.settings import Settings
+from kvist_connector.settings import FileLocation, Settings
+
+# What a subscriber can connect to; ZMQ itself says no more than "invalid argument".
+_ENDPOINT = r"^(tcp://[^\s*]+:[0-9]{1,5}|ipc://\S+|inproc://\S+)$"
 
 
 def _is_loopback(host: str) -> bool:
@@ -27,7 +30,7 @@ class DiskSettings(Settings):
 
     path: Path | None = Field(None, description="folder of the disk tier; default none: no disk tier")
     size: Quantity = Field(
-        10 * 1024**3, description="most bytes in the folder, bytes or quantity (20Gi); default 10Gi"
+        10 * 1024**3, gt=0, description="most bytes in the folder, bytes or quantity (20Gi); default 10Gi"
     )
     fsync: Literal["none", "data"] = Field(
         "none",
@@ -57,18 +60,22 @@ class AgentSettings(Settings):
     model_config = ConfigDict(coerce_numbers_to_str=True)
 
     replica: str = Field(min_length=1, description="name of this replica in metrics and feed; required")
-    socket: Path = Field(description="path of the Unix socket for the engine; required")
-    arena: Path = Field(description="path of the arena file, best under /dev/shm; required")
+    socket: FileLocation = Field(description="path of the Unix socket for the engine; required")
+    arena: FileLocation = Field(description="path of the arena file, best under /dev/shm; required")
     memory: Quantity = Field(
         1024**3, description="memory tier, bytes or quantity (8Gi); 0 = index only; default 1Gi"
     )
     disk: DiskSettings = DiskSettings(path=None, size=10 * 1024**3, fsync="none")
     http: HttpSettings = HttpSettings(host="127.0.0.1", port=names.PORT_AGENT, token_file=None)
     kv_events: str | None = Field(
-        None, description="ZMQ endpoint of the engine's KV events; default none: GPU residency unknown"
+        None,
+        pattern=_ENDPOINT,
+        description="ZMQ endpoint of the engine's KV events; default none: GPU residency unknown",
     )
     kv_events_replay: str | None = Field(
-        None, description="ZMQ replay endpoint; default none: a gap makes GPU residency unknown"
+        None,
+        pattern=_ENDPOINT,
+        description="ZMQ replay endpoint; default none: a gap makes GPU residency unknown",
     )
     eviction: Literal["lru", "cost"] = Field(
         "cost",

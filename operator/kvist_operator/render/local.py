@@ -13,6 +13,7 @@ from typing import Final
 
 import yaml
 
+from kvist_connector.errors import ConfigError
 from kvist_operator.plan import Plan, Program, Role, VolumeKind, fill
 
 # sun_path of a Unix socket, with its final zero, on Linux.
@@ -150,7 +151,7 @@ def _values(plan: Plan, machine: Machine, replica: str, ordinal: int) -> dict[st
     folder = machine.run_dir / replica
     socket = _socket(folder, plan.name, replica)
     wished = next((v.path for p in plan.per_replica for v in p.volumes if v.kind is VolumeKind.DISK), None)
-    disk = Path(wished).expanduser() / plan.name / replica if wished else folder / "disk"
+    disk = _expanded(wished) / plan.name / replica if wished else folder / "disk"
     return {
         "host": LOOPBACK if replica else machine.host,
         "host.admin": LOOPBACK,
@@ -166,6 +167,15 @@ def _values(plan: Plan, machine: Machine, replica: str, ordinal: int) -> dict[st
         **{f"port.{name}": str(port) for name, port in ports.items()},
         **{f"lora.{name}": path for name, path in machine.lora.items()},
     }
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"spec.cache.disk.path: {path!r} begins with the home of an unknown user: give a full path"
+        ) from error
 
 
 def _socket(folder: Path, name: str, replica: str) -> Path:

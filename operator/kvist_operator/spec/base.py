@@ -6,6 +6,7 @@ import re
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -16,10 +17,11 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from kvist_connector.quantity import format_quantity, parse_quantity
-from kvist_connector.settings import Settings
+from kvist_connector.settings import Settings, without_nul
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_DURATION: Final = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)(ms|s|m|h|d)")
+_LONGEST: Final = 10 * 365 * 86400.0
 
 
 class Section(Settings):
@@ -40,6 +42,13 @@ class Section(Settings):
 
 def parse_duration(value: Any) -> float:
     """Seconds of "30s", "5m", "2h", "7d" or a number; raises ValueError that says what is valid."""
+    seconds = _seconds_of(value)
+    if seconds > _LONGEST:
+        raise ValueError("a duration is at most 3650d")
+    return seconds
+
+
+def _seconds_of(value: Any) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
         return float(value)
     match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -73,7 +82,7 @@ Duration = Annotated[
 Name = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)
 ]
-Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=1024), AfterValidator(without_nul)]
 Percent = Annotated[float, Field(ge=0.0, le=100.0)]
 Overlay = dict[str, Any]
 T = TypeVar("T")
@@ -94,7 +103,7 @@ class EnvVar(Section):
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)] = Field(
         description="Name of the variable."
     )
-    value: Annotated[str, StringConstraints(max_length=4096)] | None = Field(
+    value: Annotated[str, StringConstraints(max_length=4096), AfterValidator(without_nul)] | None = Field(
         default=None, description="Its value. Default: none; then valueFrom must be given."
     )
     value_from: Overlay | None = Field(

@@ -131,7 +131,8 @@ def prompt_fits(cluster: CacheCluster, facts: Facts) -> Violation | None:
         "spec.engine.kvCacheMemory",
         format_quantity(engine.kv_cache_memory),
         f"one prompt of {longest} tokens takes {format_bytes(need)}",
-        f"set at least {format_quantity(_round_up(need))}, or engine.maxModelLen to at most {fitting}",
+        f"set at least {format_quantity(_round_up(need))}"
+        + (f", or engine.maxModelLen to at most {fitting}" if fitting else ""),
     )
 
 

@@ -14,6 +14,7 @@ from pydantic import Field
 from kvist_connector import settings
 from kvist_connector.errors import ConfigError
 from kvist_connector.names import API_VERSION, KIND
+from kvist_connector.yaml_text import YamlTextError, parse_documents
 from kvist_operator.spec.base import Name, Section
 from kvist_operator.spec.cache import Cache
 from kvist_operator.spec.engine import Engine
@@ -73,7 +74,7 @@ def parse(data: Any) -> CacheCluster:
     """A manifest from plain data; raises ConfigError with every wrong field in it."""
     if not isinstance(data, dict):
         raise ConfigError(
-            f"a manifest is a mapping with apiVersion, kind, metadata and spec, not {data!r:.60}"
+            f"a manifest is a mapping with apiVersion, kind, metadata and spec, not {settings.brief(data)}"
         )
     return settings.validate(CacheCluster, data)
 
@@ -81,8 +82,8 @@ def parse(data: Any) -> CacheCluster:
 def loads(text: str, where: str = "manifest") -> CacheCluster:
     """A manifest from YAML text with exactly one document."""
     try:
-        documents = [document for document in yaml.safe_load_all(text) if document is not None]
-    except yaml.YAMLError as error:
+        documents = parse_documents(text)
+    except YamlTextError as error:
         raise ConfigError(f"{where}: not YAML: {error}") from error
     if len(documents) != 1:
         raise ConfigError(f"{where}: holds {len(documents)} YAML documents, exactly one {KIND} is expected")

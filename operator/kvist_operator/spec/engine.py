@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
+from kvist_connector.settings import without_nul
 from kvist_operator.spec.base import Duration, EnvVar, Items, Overlay, Quantity, Resources, Section, Text
 
 OWNED_FLAGS: Final = {
@@ -29,7 +30,7 @@ OWNED_FLAGS: Final = {
 CPU_BLOCK_TOKENS: Final = 32
 # vLLM's own choice on CPUs is a share of all memory, for every engine anew.
 CPU_KV_BYTES: Final = 1024**3
-Argument = Annotated[str, StringConstraints(max_length=4096)]
+Argument = Annotated[str, StringConstraints(max_length=4096), AfterValidator(without_nul)]
 
 
 class Engine(Section):

@@ -534,3 +534,37 @@ async def kill_after(agent, commits):
 
     await until(enough)
     await agent.kill()
+
+
+async def refusal(folder: Path, **settings) -> str:
+    """What an agent says that does not start."""
+    process = await launch(folder, **settings)
+    async with asyncio.timeout(DEADLINE):
+        _, errors = await process.communicate()
+    assert process.returncode == 2
+    text = errors.decode()
+    assert text.startswith("kvist-agent: ")
+    assert "Traceback" not in text
+    return text
+
+
+@pytest.mark.parametrize("setting", ["socket", "arena"])
+async def test_a_file_of_somebody_else_is_left_alone(tmp_path, setting):
+    file = tmp_path / "letter.txt"
+    file.write_text("dear reader")
+    text = await refusal(tmp_path, **{setting: file})
+    assert text.startswith(f"kvist-agent: {setting}: {file} exists and is no {setting}")
+    assert file.read_text() == "dear reader"
+
+
+@pytest.mark.parametrize("setting", ["socket", "arena", "http__token_file", "config"])
+async def test_a_folder_in_place_of_a_file_is_named(tmp_path, setting):
+    text = await refusal(tmp_path, **{setting: tmp_path})
+    assert setting.replace("__", ".") in text
+    assert str(tmp_path) in text
+
+
+async def test_a_token_that_is_no_text_is_named(tmp_path):
+    file = tmp_path / "token"
+    file.write_bytes(b"\xff\xfe")
+    assert f"http.token_file: {file} is not text" in await refusal(tmp_path, http__token_file=file)
