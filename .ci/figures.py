@@ -21,6 +21,10 @@ def problems(figures: dict[str, Any]) -> list[str]:
         f"at least {EXACT_PROMPTS} prompts were compared": figures["exact_prompts"] >= EXACT_PROMPTS,
         f"the sessions exceed an engine's KV space: {figures['kv_tokens']}": figures["kv_tokens"]["sessions"]
         > figures["kv_tokens"]["engine"],
+        f"the sessions exceed the KV space of all engines: {figures['kv_tokens']}": figures["kv_tokens"][
+            "needed"
+        ]
+        > figures["kv_tokens"]["engine"] * figures["kv_tokens"]["engines"],
         f"Kvist reuses more than both other modes: {rates}": rates["kvist"]
         > max(rates["routing"], rates["round_robin"]),
         f"Kvist reuses at least {KVIST_TOKENS:.0%} of prompt tokens: {rates}": rates["kvist"] >= KVIST_TOKENS,

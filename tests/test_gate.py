@@ -26,7 +26,7 @@ GOOD: dict[str, Any] = {
     "exact": True,
     "exact_prompts": 6,
     "exact_problems": [],
-    "kv_tokens": {"sessions": 7000, "engine": 3640},
+    "kv_tokens": {"sessions": 7000, "engine": 4200, "engines": 2, "needed": 8800},
     "round_robin": mode(0.3),
     "routing": mode(0.5),
     "kvist": mode(0.8),
@@ -57,7 +57,8 @@ def test_good_figures_hold(tmp_path: Path) -> None:
     [
         (("exact",), False, "exact"),
         (("exact_prompts",), 5, "at least 6 prompts"),
-        (("kv_tokens", "sessions"), 3000, "KV space"),
+        (("kv_tokens", "sessions"), 3000, "an engine's KV space"),
+        (("kv_tokens", "needed"), 8300, "KV space of all engines"),
         (("routing", "hit_rate", "tokens"), 0.9, "more than both"),
         (("kvist", "hit_rate", "tokens"), 0.55, "at least 60%"),
         (("restart", "arena_hit_tokens"), 0, "arena"),

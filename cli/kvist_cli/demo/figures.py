@@ -139,6 +139,11 @@ def distinct_tokens(prompts: Iterable[Sequence[int]]) -> int:
     return total
 
 
+def shared_tokens(prompts: Sequence[Sequence[int]]) -> int:
+    """Length of what all prompts begin with."""
+    return min((_common(prompts[0], prompt) for prompt in prompts), default=0)
+
+
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
     pairs = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

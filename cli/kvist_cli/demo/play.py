@@ -128,4 +128,9 @@ class Demo:
     def _measure_pressure(self, target: Target) -> Pressure:
         space = manifests.manifest(target.mode, self.model).spec.engine.kv_cache_memory or 0
         sessions = [target.tokens(messages) for messages in self.trace.whole_sessions(self.answers)]
-        return Pressure(figures.distinct_tokens(sessions), space // self.token_bytes, manifests.REPLICAS)
+        return Pressure(
+            sessions=figures.distinct_tokens(sessions),
+            engine=space // self.token_bytes,
+            engines=manifests.REPLICAS,
+            shared=figures.shared_tokens(sessions),
+        )

@@ -18,13 +18,19 @@ class Pressure:
     sessions: int
     engine: int
     engines: int
+    shared: int = 0  # what all sessions begin with: every engine needs its own copy
+
+    @property
+    def needed(self) -> int:
+        """Tokens that the engines must hold together to recompute nothing, the sessions dealt out to them."""
+        return self.sessions + self.shared * (self.engines - 1)
 
     def __str__(self) -> str:
         both = self.engine * self.engines
         return (
-            f"the sessions need {self.sessions:,} distinct KV tokens: "
-            f"{self.sessions / self.engine:.2f} x the KV space of one engine ({self.engine:,}), "
-            f"{self.sessions / both:.2f} x that of all {self.engines}"
+            f"the sessions need {self.needed:,} KV tokens, with {self.shared:,} common ones in each engine: "
+            f"{self.needed / both:.2f} x the KV space of all {self.engines} engines; "
+            f"one engine holds {self.engine:,}, the sessions {self.sessions / self.engine:.2f} x that"
         )
 
 
@@ -62,6 +68,8 @@ def document(report: Report) -> dict[str, Any]:
             "sessions": report.pressure.sessions,
             "engine": report.pressure.engine,
             "engines": report.pressure.engines,
+            "shared": report.pressure.shared,
+            "needed": report.pressure.needed,
         },
         "start_seconds": dict(report.starts),
     }
