@@ -240,7 +240,7 @@ async def test_an_engine_that_does_not_answer_is_504(router, http) -> None:
         async with http.post(running.url + CHAT, json=chat(stream=True)) as answer:
             assert answer.status == 504
             assert (await error_of(answer))["code"] == "upstream_timeout"
-        await asyncio.wait_for(engine.received[0].ended.wait(), 10)
+        await asyncio.wait_for(engine.received[0].ended.wait(), 60)
         assert engine.received[0].cancelled
 
 
@@ -251,7 +251,7 @@ async def test_an_answer_that_stops_moving_is_cut_and_cancelled_upstream(router,
         with pytest.raises(aiohttp.ClientPayloadError):
             async with http.post(running.url + CHAT, json=chat(stream=True)) as answer:
                 await answer.read()
-        await asyncio.wait_for(engine.received[0].ended.wait(), 10)
+        await asyncio.wait_for(engine.received[0].ended.wait(), 60)
         assert engine.received[0].cancelled
 
 
@@ -280,7 +280,7 @@ async def test_a_client_that_leaves_cancels_the_engine(router, http, until, stre
         request = asyncio.create_task(http.post(running.url + CHAT, json=chat(stream=stream)))
         received = await engine.wait_received(1)
         request.cancel()
-        await asyncio.wait_for(received.ended.wait(), 10)
+        await asyncio.wait_for(received.ended.wait(), 60)
         assert received.cancelled
         await until(lambda: len(running.mind.in_flight) == 0)
         replica = running.mind.replicas["r0"]
@@ -295,7 +295,7 @@ async def test_a_client_that_leaves_in_mid_stream_cancels_the_engine(router, htt
         answer = await http.post(running.url + CHAT, json=chat(stream=True))
         await answer.content.readany()
         answer.close()
-        await asyncio.wait_for(engine.received[0].ended.wait(), 10)
+        await asyncio.wait_for(engine.received[0].ended.wait(), 60)
         assert engine.received[0].cancelled
         await until(lambda: len(running.mind.in_flight) == 0)
 

@@ -59,7 +59,7 @@ class FakeEngine(LocalServer):
         app.router.add_post("/v1/completions", self._generate)
         return app
 
-    async def wait_received(self, count: int, seconds: float = 10.0) -> Received:
+    async def wait_received(self, count: int, seconds: float = 60.0) -> Received:
         """The request number `count`, once it is here."""
         async with asyncio.timeout(seconds), self.arrived:
             await self.arrived.wait_for(lambda: len(self.received) >= count)
