@@ -121,7 +121,7 @@ def test_without_a_terminal_every_turn_is_one_plain_line(demo: Demo) -> None:
     assert "\x1b[" not in text
     for mode in manifests.MODES:
         assert sum(line.startswith(f"  {mode} ") for line in text.splitlines()) == len(demo.trace.turns)
-    assert "x the KV space of one engine" in text
+    assert "x the KV space of all 2 engines" in text
 
 
 def test_the_figures_are_printed_for_every_mode(demo: Demo) -> None:
