@@ -114,3 +114,13 @@ def test_a_name_that_does_not_run_is_refused(
     done = CliRunner().invoke(app, [command, "nobody"])
     assert done.exit_code == 2
     assert "no cluster runs in" in done.output
+
+
+def test_a_program_whose_pid_was_not_written_yet_is_ended_too(tmp_path: Path) -> None:
+    with killed_owner(tmp_path) as state:
+        agent = next(p for p in state.programs if p.name == "agent-0")
+        early = tuple(p.model_copy(update={"identity": None}) if p is agent else p for p in state.programs)
+        RunFolder(tmp_path).write(state.model_copy(update={"programs": early}))
+        done = CliRunner().invoke(app, ["down", "--run-dir", str(tmp_path)])
+        assert done.exit_code == 0, done.output
+        assert alive(state) == []

@@ -192,7 +192,7 @@ def claim(folder: RunFolder, name: str, options: Options, on_event: OnEvent) -> 
     try:
         state = folder.read()
         if state is not None:
-            found = ", ".join(p.name for p in leftovers.running(state)) or "nothing alive"
+            found = ", ".join(p.name for p in leftovers.running(leftovers.found(state))) or "nothing alive"
             on_event(Event(EventKind.NOTE, "", f"cleaning up after a killed supervisor: {found}"))
             leftovers.end(state, folder, options, flush=True, on_event=on_event)
     except BaseException:

@@ -14,6 +14,8 @@ from typing import Final
 
 from kvist_connector.settings import Settings
 
+# In the environment of every program: its log, which no other program has.
+LOG_VARIABLE: Final = "KVIST_PROGRAM_LOG"
 _POLL: Final = 0.05
 _TRACKER_DEADLINE: Final = 3.0
 _KILL_DEADLINE: Final = 10.0
@@ -53,6 +55,22 @@ def members(leader: Identity) -> list[int]:
         if int(fields[3]) == leader.pid and int(fields[19]) >= leader.start:
             found.append(int(entry.name))
     return found
+
+
+def find_by_log(log: Path) -> Identity | None:
+    """The leader of the program that writes this log, also when nobody wrote its pid down."""
+    mark = f"{LOG_VARIABLE}={log}".encode()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            marked = mark in (entry / "environ").read_bytes().split(b"\0")
+        except OSError:  # it ended, or belongs to somebody else
+            continue
+        fields = _stat(int(entry.name)) if marked else None
+        if fields is not None and fields[3] == entry.name:
+            return identify(int(entry.name))
+    return None
 
 
 def send(leader: Identity, number: signal.Signals, *, spare_trackers: bool = False) -> None:

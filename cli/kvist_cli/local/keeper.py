@@ -16,7 +16,7 @@ from typing import Final
 
 from kvist_cli.local.events import Event, EventKind
 from kvist_cli.local.health import healthy
-from kvist_cli.local.identity import Identity, end_all, identify, send
+from kvist_cli.local.identity import LOG_VARIABLE, Identity, end_all, identify, send
 from kvist_cli.local.options import Options
 from kvist_cli.local.state import Phase, ProgramState
 from kvist_connector.errors import KvistError
@@ -192,7 +192,7 @@ class Keeper:
 
     def _child_environment(self) -> dict[str, str]:
         inherited = {k: v for k, v in self._environment.items() if k not in self.process.unset}
-        return {**inherited, **self.process.env}
+        return {**inherited, **self.process.env, LOG_VARIABLE: str(self.process.log)}
 
     async def _clean_up(self, reason: str) -> None:
         identity, self.identity, self._child = self.identity, None, None

@@ -6,10 +6,21 @@ import asyncio
 
 from kvist_cli.local.agents import flush_agents, remove_arena
 from kvist_cli.local.events import Event, EventKind, OnEvent
-from kvist_cli.local.identity import end_all, members
+from kvist_cli.local.identity import alive, end_all, find_by_log, members
 from kvist_cli.local.options import Options
 from kvist_cli.local.state import ClusterState, ProgramState, RunFolder
 from kvist_operator.plan import Role
+
+
+def found(state: ClusterState) -> ClusterState:
+    """The state with the programs that were started in the moment before their pid could be written."""
+    programs = tuple(
+        p
+        if p.identity is not None and alive(p.identity)
+        else p.model_copy(update={"identity": find_by_log(p.log) or p.identity})
+        for p in state.programs
+    )
+    return state.model_copy(update={"programs": programs})
 
 
 def running(state: ClusterState) -> list[ProgramState]:
@@ -22,6 +33,7 @@ def end(state: ClusterState, folder: RunFolder, options: Options, *, flush: bool
 
     The caller holds the folder's lock.
     """
+    state = found(state)
     _end(state, (Role.ROUTER,), options, on_event)
     _end(state, (Role.ENGINE,), options, on_event)
     if flush:
