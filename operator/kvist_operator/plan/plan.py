@@ -9,7 +9,7 @@ from typing import Final
 
 import yaml
 
-from kvist_connector.names import PATH_HEALTHZ
+from kvist_connector.names import PATH_HEALTHZ, PATH_READYZ
 from kvist_operator.plan.engine import engine_program
 from kvist_operator.plan.program import Health, Plan, Program, Role, Volume, VolumeKind
 from kvist_operator.plan.target import Target
@@ -60,7 +60,8 @@ def _router(cluster: CacheCluster) -> Program:
         argv=("--config", "$(path.config)/router.yaml"),
         env={v.name: v.value for v in cluster.spec.router.env if v.value is not None},
         files={"router.yaml": yaml.safe_dump(_router_settings(cluster), sort_keys=False)},
-        health=Health("router", PATH_HEALTHZ, ROUTER_DEADLINE),
+        # Ready only once it knows what the replicas hold: a request before that could be routed blindly.
+        health=Health("router", PATH_READYZ, ROUTER_DEADLINE),
         ports=("router", "router-admin"),
         volumes=(Volume(VolumeKind.MODEL),),
         after=(Role.ENGINE,),
