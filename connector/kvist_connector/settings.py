@@ -125,7 +125,8 @@ def _explain(cls: type[BaseModel], item: Any, where: str) -> str:
     if item["type"] == "missing":
         return f"{full}: required, but not given"
     message = _EXPECTED.get(item["type"]) or item["msg"].removeprefix("Value error, ")
-    return f"{full}: {brief(item['input'])} is not valid: {message}"
+    # What is wrong with all of it together names its fields itself.
+    return f"{full}: {brief(item['input'])} is not valid: {message}" if full else message
 
 
 def brief(value: Any) -> str:

@@ -6,6 +6,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import model_validator
 
 from kvist_connector import names, settings
 from kvist_connector.agent.app import run
@@ -98,6 +99,21 @@ def test_text_is_taken_as_it_is_written(name):
 
 def test_an_optional_setting_can_be_taken_back():
     assert load([*NEEDED, "--disk.path", ""], {"KVIST_AGENT_DISK__PATH": "/x"}).disk.path is None
+
+
+def test_a_fault_of_the_whole_is_told_without_an_empty_name():
+    class Pair(settings.Settings):
+        low: int
+        high: int
+
+        @model_validator(mode="after")
+        def _ordered(self):
+            if self.low > self.high:
+                raise ValueError("low is above high")
+            return self
+
+    with pytest.raises(ConfigError, match=r"^low is above high$"):
+        settings.validate(Pair, {"low": 2, "high": 1})
 
 
 def test_flags_are_not_abbreviated(capsys):

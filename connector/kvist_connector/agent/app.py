@@ -18,6 +18,7 @@ from aiohttp import web
 from kvist_connector import __version__, names
 from kvist_connector import settings as configuration
 from kvist_connector.agent.agent import Agent
+from kvist_connector.agent.limits import allow_open_files
 from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.errors import ConfigError
 
@@ -59,6 +60,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 async def _serve(settings: AgentSettings) -> int:
+    allow_open_files()
     token = _read_token(settings.http.token_file)
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="bytes") as threads:
         agent = Agent(settings, threads, token)

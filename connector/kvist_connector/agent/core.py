@@ -20,6 +20,7 @@ from kvist_connector.agent.loads import Loader
 from kvist_connector.agent.members import Members
 from kvist_connector.agent.memory import MemoryTier
 from kvist_connector.agent.session import Session
+from kvist_connector.errors import ConfigError
 from kvist_connector.keys import split_keys
 from kvist_connector.planner import PrefillModel
 from kvist_connector.protocol import engine as wire
@@ -163,9 +164,7 @@ class Core:
             self._formatting.add(task)
             task.add_done_callback(self._formatting.discard)
             return
-        if verdict.step is Verdict.FORMAT:
-            self._format(layout)
-        self._accept(session)
+        self._accept_with(session, layout, verdict.step)
 
     async def _format_when_quiet(self, session: Session, layout: Layout) -> None:
         await self.quiet()
@@ -174,9 +173,16 @@ class Core:
         if verdict.step is Verdict.REFUSE:
             session.refuse(verdict.reason)
             return
-        if verdict.step is Verdict.FORMAT:
-            self._format(layout)
-        self._accept(session)
+        self._accept_with(session, layout, verdict.step)
+
+    def _accept_with(self, session: Session, layout: Layout, step: Verdict) -> None:
+        try:
+            if step is Verdict.FORMAT:
+                self._format(layout)
+        except ConfigError as error:
+            session.refuse(str(error))
+        else:
+            self._accept(session)
 
     def _format(self, layout: Layout) -> None:
         for other in self.sessions:

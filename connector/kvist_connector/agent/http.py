@@ -146,6 +146,8 @@ async def _body(request: web.Request) -> dict[str, Any]:
         decoded = msgspec.json.decode(await request.read() or b"{}")
     except msgspec.DecodeError as error:
         raise RequestError(f"the body is not JSON: {error}", None) from error
+    except RecursionError as error:
+        raise RequestError("the body is nested too deeply", None) from error
     if not isinstance(decoded, dict):
         raise RequestError("the body must be a JSON object", None)
     return decoded

@@ -9,6 +9,7 @@ The file lies in memory like the arena: a crash of the agent loses nothing, a re
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,8 +17,10 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from kvist_connector.errors import ConfigError
 from kvist_connector.protocol.engine import Layout, SlotRef
 
+log = logging.getLogger(__name__)
 _LENGTH_BYTES = 4
 _SUM_BYTES = 8
 _SLACK = 1024
@@ -44,8 +47,10 @@ class Journal:
 
     def __init__(self, arena_path: Path) -> None:
         self.path = arena_path.with_name(arena_path.name + ".journal")
+        self._temporary = self.path.with_name(self.path.name + ".partial")
         self._fd = -1
         self._records = 0
+        self.left_out = 0
         self._layout: Layout | None = None
 
     def read(self) -> tuple[Layout | None, dict[bytes, Entry]]:
@@ -56,6 +61,8 @@ class Journal:
             data = self.path.read_bytes()
         except FileNotFoundError:
             return None, {}
+        except OSError as error:
+            raise ConfigError(f"arena: {self.path} cannot be read: {error.strerror}; remove it") from error
         for record in _records(data):
             if isinstance(record, Owner):
                 layout, entries = record.layout, {}
@@ -64,20 +71,36 @@ class Journal:
         return layout, entries
 
     def rewrite(self, layout: Layout, entries: Iterable[Entry]) -> None:
-        """Replace the file in one step; a crash leaves the old or the new one."""
-        temporary = self.path.with_name(self.path.name + ".partial")
+        """Replace the file in one step; a crash leaves the old or the new one. Raises ConfigError."""
+        try:
+            self._rewrite(layout, entries)
+        except OSError as error:
+            self._temporary.unlink(missing_ok=True)
+            raise ConfigError(
+                f"arena: {self.path} cannot be written: {error.strerror}; free space in {self.path.parent}"
+            ) from error
+
+    def _rewrite(self, layout: Layout, entries: Iterable[Entry]) -> None:
         records: list[Entry | Owner] = [Owner(layout), *entries]
-        temporary.write_bytes(b"".join(_pack(record) for record in records))
+        self._temporary.write_bytes(b"".join(_pack(record) for record in records))
+        os.replace(self._temporary, self.path)
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self.close()
-        os.replace(temporary, self.path)
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._fd = fd
         self._records = len(records)
         self._layout = layout
 
     def append(self, entry: Entry) -> None:
-        """Called before the slot's header says COMMITTED."""
-        os.write(self._fd, _pack(entry))
-        self._records += 1
+        """Called before the slot's header says COMMITTED. Without room for it a restart drops that chunk."""
+        record, end = _pack(entry), os.fstat(self._fd).st_size
+        try:
+            whole = os.write(self._fd, record) == len(record)
+        except OSError:
+            whole = False
+        if not whole:
+            os.ftruncate(self._fd, end)  # what follows a torn record would not be read
+            self._count_left_out()
+        self._records += whole
 
     def due(self, living: int) -> bool:
         """Whether a rewrite pays."""
@@ -85,8 +108,18 @@ class Journal:
 
     def compact(self, entries: Iterable[Entry]) -> None:
         """Rewrite with only the living entries."""
-        if self._layout is not None:
+        if self._layout is None:
+            return
+        try:
             self.rewrite(self._layout, entries)
+        except ConfigError:
+            self._count_left_out()
+            self._records = 0  # the old file stays; tried again after as many records
+
+    def _count_left_out(self) -> None:
+        if not self.left_out:
+            log.warning("%s: no room: a restart will drop chunks (further ones are only counted)", self.path)
+        self.left_out += 1
 
     def close(self) -> None:
         """Safe to call twice."""

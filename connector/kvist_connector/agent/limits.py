@@ -1,8 +1,15 @@
-"""How much memory this process may still take: the machine's, and its control group's."""
+"""What this process may take: memory of the machine and its control group, open files."""
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
+
+from kvist_connector.errors import ConfigError
+
+# Connections of engines, feed readers and controls, each a file.
+_FEWEST_FILES = 256
+_MOST_FILES = 65536
 
 
 def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -45,3 +52,16 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+def allow_open_files() -> None:
+    """Raise our limit as far as we may; raises ConfigError where it stays too low to serve anybody."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if most < _FEWEST_FILES:
+        raise ConfigError(
+            f"open files: a limit of {most} is too low, at least {_FEWEST_FILES} are needed: "
+            "raise it with `ulimit -n`, or the service manager's limit"
+        )
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -16,6 +16,7 @@ from kvist_connector.agent.layouts import geometry_of
 from kvist_connector.agent.slots import SlotTable
 from kvist_connector.arena.geometry import chunk_bytes
 from kvist_connector.arena.headers import State
+from kvist_connector.errors import ConfigError
 from kvist_connector.protocol.engine import Geometry, Layout, SlotRef
 from kvist_connector.protocol.tiers import Tier
 
@@ -83,7 +84,7 @@ class MemoryTier:
         return len(kept)
 
     def format(self, layout: Layout, epoch: int) -> None:
-        """Start empty under a new layout. No worker may have the arena mapped."""
+        """Start empty under a new layout; no worker may have the arena mapped. Raises ConfigError."""
         self.forget()
         self.layout = layout
         self.geometry = geometry_of(layout, self.size)
@@ -91,7 +92,11 @@ class MemoryTier:
             return
         self._arena.erase(self.geometry)
         self._slots = SlotTable.fresh(self._arena.headers(self.geometry), epoch << _EPOCH_SHIFT)
-        self._journal.rewrite(layout, ())
+        try:
+            self._journal.rewrite(layout, ())
+        except ConfigError:
+            self.layout = self.geometry = self._slots = None
+            raise
         self._arena.seal(self.geometry, layout.fingerprint, epoch)
 
     def settle_fresh(self, keep: int = 0) -> None:

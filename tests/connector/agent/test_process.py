@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 
 import aiohttp
@@ -10,6 +11,7 @@ import pytest
 
 from kvist_connector.arena.geometry import file_bytes, slots_that_fit
 from kvist_connector.protocol import engine as wire
+from kvist_connector.protocol.framing import encode
 from kvist_connector.testing.agent_process import AgentProcess, launch
 from kvist_connector.testing.fake_engine import Connection, FakeEngine, FakeWorker, layout, prompt_keys
 
@@ -568,3 +570,55 @@ async def test_a_token_that_is_no_text_is_named(tmp_path):
     file = tmp_path / "token"
     file.write_bytes(b"\xff\xfe")
     assert f"http.token_file: {file} is not text" in await refusal(tmp_path, http__token_file=file)
+
+
+async def test_a_folder_in_place_of_the_journal_is_named(tmp_path):
+    agent = await AgentProcess.start(tmp_path)
+    engine = await FakeEngine.start(agent.socket)
+    await engine.stop()
+    await agent.kill()
+    (tmp_path / "arena.journal").unlink()
+    (tmp_path / "arena.journal").mkdir()
+    assert f"arena: {tmp_path}/arena.journal cannot be read" in await refusal(tmp_path)
+
+
+async def test_an_engine_hears_that_there_is_no_room_for_the_journal(start, tmp_path):
+    agent = await start()
+    # The partial file of a rewrite cannot be made: as on a file system without room.
+    (tmp_path / "arena.journal.partial").symlink_to(tmp_path / "missing" / "file")
+    reader, writer = await asyncio.open_unix_connection(str(agent.socket))
+    hello = wire.Hello(
+        protocol=wire.PROTOCOL_VERSION, role="worker", engine="e", member="m", rank=0, pid=os.getpid()
+    )
+    writer.write(encode(hello) + encode(wire.Register(layout=layout())))
+    async with asyncio.timeout(DEADLINE):
+        answer = await reader.read()
+    assert b"arena.journal cannot be written" in answer
+    assert (await agent.get("/healthz"))[0] == 200
+    writer.close()
+
+
+async def test_too_few_open_files_are_refused_in_words(tmp_path):
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32));"
+        "from kvist_connector.agent.app import run; sys.exit(run(sys.argv[1:]))"
+    )
+    flags = ["--replica", "r", "--socket", tmp_path / "s", "--arena", tmp_path / "a", "--http.port", "0"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, *map(str, flags), stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(DEADLINE):
+        _, errors = await process.communicate()
+    assert process.returncode == 2
+    assert errors.decode().startswith("kvist-agent: open files: a limit of 32 is too low")
+
+
+@pytest.mark.parametrize("body", [b"[" * 200_000, b'{"a":' * 5000])
+async def test_a_body_nested_without_end_is_refused(start, body):
+    agent = await start()
+    async with (
+        aiohttp.ClientSession() as client,
+        client.post(agent.url + "/v1/kvist/lookup", data=body) as response,
+    ):
+        assert response.status == 400
+        assert (await response.json())["error"]["message"] == "the body is nested too deeply"
