@@ -252,6 +252,16 @@ def test_a_taken_port_is_named_with_its_owner_before_anything_starts(shell: Shel
         ("MODEL", {"cache": {"disk": {"size": "900Ti"}}}, "spec.cache.disk.size: 900Ti is not possible"),
         ("MODEL", {"cache": {"memry": 1}}, "spec.cache.memry: no such field; did you mean 'memory'?"),
         ("MODEL", {"engine": {"replicas": "two"}}, "spec.engine.replicas: 'two' is not valid"),
+        (
+            "MODEL",
+            {"cache": {"memory": "32Mi", "disk": {"size": "64Mi", "path": "/etc/passwd"}}},
+            "spec.cache.disk.path: '/etc/passwd/",
+        ),
+        (
+            "MODEL",
+            {"cache": {"memory": "32Mi", "disk": {"size": "64Mi", "path": "~nobody-of-that-name/x"}}},
+            "spec.cache.disk.path: '~nobody-of-that-name/x' begins with the home of an unknown user",
+        ),
     ],
 )
 def test_bad_input_is_one_message_and_exit_code_2(
@@ -322,3 +332,21 @@ def test_check_starts_nothing_and_names_what_would_run(shell: Shell, smollm2: Pa
     assert done.returncode == 0, done.stderr
     assert "ignored on one machine: spec.engine.shmSize, spec.security" in done.stdout
     assert "would run engine-0, router" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--run-dir", "/etc/passwd"), "--run-dir: '/etc/passwd' cannot be used: '/etc/passwd' is no folder"),
+        (("--run-dir", "/tmp/" + "x" * 300), "--run-dir"),
+        (("--run-dir", "~nobody-of-that-name/x"), "--run-dir"),
+        (("--arena-dir", "/etc/passwd"), "--arena-dir: '/etc/passwd' is not a folder"),
+        (("--host", "192.0.2.1"), "--host: '192.0.2.1' is no address of this machine"),
+        (("--host", "\u00e9.."), "is no address of this machine"),
+    ],
+)
+def test_check_says_which_flag_cannot_be_used(shell: Shell, flags: tuple[str, str], message: str) -> None:
+    done = shell.up("--check", *flags)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
