@@ -11,10 +11,9 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-import yaml
-
 from kvist_connector.errors import ConfigError
 from kvist_connector.settings import validate
+from kvist_connector.yaml_text import YamlTextError, parse_documents
 from kvist_router.settings import ReplicaSettings, check_names
 
 POLL_SECONDS = 0.5
@@ -41,13 +40,16 @@ async def watch_file(
 def read_file(path: Path, fixed: tuple[ReplicaSettings, ...] = ()) -> tuple[ReplicaSettings, ...]:
     """The list in a file; raises ConfigError."""
     try:
-        loaded = yaml.safe_load(path.read_text())
+        documents = parse_documents(path.read_text())
     except OSError as error:
         raise ConfigError(f"replicas_file {path}: cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"replicas_file {path}: is not text in UTF-8") from error
+    except YamlTextError as error:
         raise ConfigError(f"replicas_file {path}: not YAML: {error}") from error
-    if loaded is None:
-        loaded = []
+    if len(documents) > 1:
+        raise ConfigError(f"replicas_file {path}: holds {len(documents)} documents, expected one list")
+    loaded = documents[0] if documents else []
     if not isinstance(loaded, list):
         raise ConfigError(f"replicas_file {path}: must hold a list of {{name, url, agent}}")
     replicas = tuple(
