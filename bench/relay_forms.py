@@ -22,7 +22,7 @@ from kvist_router.app import settle_memory
 from kvist_router.metrics import RelayMetrics
 from kvist_router.mind.interface import Decision, Metadata, Refusal, Report
 from kvist_router.relay.app import Relay
-from kvist_router.relay.upstream import Upstream, new_session
+from kvist_router.relay.upstream import Upstream
 from kvist_router.server import Servers, listen
 from kvist_router.settings import LimitSettings
 
@@ -31,11 +31,25 @@ CONNECTION_HEADERS = frozenset(
 )
 
 
+def new_session(limits: LimitSettings) -> aiohttp.ClientSession:
+    """The pass-through's client: no cookies, no decompression, no headers of its own; large reads."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(
+            limit=limits.connections, limit_per_host=0, keepalive_timeout=30.0, ttl_dns_cache=10
+        ),
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.connect_seconds),
+        read_bufsize=2**18,
+    )
+
+
 class PassThrough:
     """The least that relays a streaming answer: all headers both ways but those of the connection itself.
 
-    As in Kvist's relay, status and headers wait for the first piece of the body, and the client's
-    session is the same.
+    As in Kvist's relay, status and headers wait for the first piece of the body. The relay has a
+    client of its own (relay/upstream.py); this one is aiohttp's, which a relay in Python is expected to use.
     """
 
     def __init__(self, session: aiohttp.ClientSession, engines: list[str]) -> None:
@@ -94,11 +108,11 @@ class ConstantMind:
 async def serve(form: str, port: int, engines: list[str]) -> None:
     """Serve one form until a signal."""
     limits = LimitSettings(drain_seconds=1)
-    async with new_session(limits) as session:
+    async with new_session(limits) as session, Upstream(limits) as upstream:
         app: ASGIApp = PassThrough(session, engines)
         if form == "constant":
             metrics = RelayMetrics(CollectorRegistry())
-            app = Relay(ConstantMind(engines), Upstream(session), limits, metrics, "x-tenant")
+            app = Relay(ConstantMind(engines), upstream, limits, metrics, "x-tenant")
         settle_memory()  # as in service, for every form
         await Servers([(app, listen("127.0.0.1", port, "port"))], 1).run_until_signal()
 

@@ -41,7 +41,7 @@ from kvist_router.mind.supervise import supervised
 from kvist_router.mind.verify import Verifier
 from kvist_router.readiness import Readiness
 from kvist_router.relay.app import Relay
-from kvist_router.relay.upstream import Upstream, new_session
+from kvist_router.relay.upstream import Upstream
 from kvist_router.server import Servers, listen
 from kvist_router.settings import RouterSettings
 from kvist_router.tokens.remote import RemoteTokenizer
@@ -149,11 +149,11 @@ async def build(settings: RouterSettings) -> AsyncIterator[Running]:
         closing(listen(settings.admin_host, settings.admin_port, "admin-port")) as admin_socket,
     ):
         async with (
-            new_session(limits) as engines,
+            Upstream(limits) as upstream,
             aiohttp.ClientSession(trust_env=False) as others,
             _mind(settings, others, MindMetrics(registry), relay_metrics) as mind,
         ):
-            relay = Relay(mind, Upstream(engines), limits, relay_metrics, settings.tenant.header)
+            relay = Relay(mind, upstream, limits, relay_metrics, settings.tenant.header)
             readiness = Readiness(mind.replicas, mind.source, settings.index.ready_seconds)
             apps: list[tuple[ASGIApp, socket.socket]] = [
                 (Endpoint(relay, rest_app(mind, registry, readiness)), endpoint_socket),

@@ -272,6 +272,38 @@ async def test_an_engine_that_breaks_off_cuts_the_answer(router, http, until) ->
         await until(lambda: len(running.mind.in_flight) == 0)
 
 
+@pytest.mark.parametrize("events", [True, False])
+async def test_a_stream_that_breaks_off_ends_with_an_error_event_and_truncated(router, http, events) -> None:
+    async def half(request: web.Request) -> web.StreamResponse:
+        kind = "text/event-stream" if events else "application/json"
+        response = web.StreamResponse(headers={"content-type": kind})
+        await response.prepare(request)
+        await response.write(b'data: {"n": 1}\n\ndata: {"n"')
+        return await reset(request)
+
+    async with FakeEngine() as engine:
+        engine.answer = half
+        running = await router(replicas=replicas(engine))
+        came = b""
+        async with http.post(running.url + CHAT, json=chat(stream=True)) as answer:
+
+            async def read() -> None:
+                nonlocal came
+                while not answer.content.at_eof():
+                    came += await answer.content.readany()
+
+            with pytest.raises(aiohttp.ClientPayloadError):  # truncated in both cases
+                await read()
+        sent = b'data: {"n": 1}\n\ndata: {"n"'
+        if not events:
+            assert came == sent
+            return
+        assert came.startswith(sent + b"\n\ndata: {")
+        error = json.loads(came.split(b"data: ")[-1])["error"]
+        assert error["code"] == "upstream_failed"
+        assert len(running.mind.in_flight) == 0
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_cancels_the_engine(router, http, until, stream: bool) -> None:
     async with FakeEngine() as engine:

@@ -58,3 +58,8 @@ def bad_gateway(problem: str) -> Refusal:
     return Refusal(
         502, f"the engine failed before it answered: {problem}", "server_error", code="upstream_failed"
     )
+
+
+def broken_stream(problem: str) -> Refusal:
+    """An engine failed in mid-stream; the status is not sent any more."""
+    return Refusal(502, f"the engine failed in mid-answer: {problem}", "server_error", code="upstream_failed")

@@ -19,8 +19,13 @@ from kvist_router.mind.interface import Decision, Metadata, Mind, Path, Refusal,
 from kvist_router.relay import answers
 from kvist_router.relay.body import ClientGone, read_body
 from kvist_router.relay.budget import RetryBudget
-from kvist_router.relay.headers import kvist_headers, request_headers, response_headers
-from kvist_router.relay.upstream import BROKEN, Attempt, Upstream, broke_off
+from kvist_router.relay.headers import (
+    is_event_stream,
+    kvist_headers,
+    request_headers,
+    response_headers,
+)
+from kvist_router.relay.upstream import Attempt, Upstream
 from kvist_router.relay.watch import Reason, Watch, Watchdog
 from kvist_router.settings import LimitSettings
 
@@ -150,6 +155,9 @@ class Relay:
             return _outcome(attempt.status)
         except UpstreamError as error:
             end = await self._fail(decision, error)
+            if attempt is not None and exchange.answered:
+                await _break_off(exchange.send, attempt, error)
+                return "failed"  # the client sees a truncated answer: its connection is closed
             return await self._failed(exchange, decision, error, may_retry)
         finally:
             if attempt is not None:
@@ -167,8 +175,6 @@ class Relay:
     async def _failed(
         self, exchange: _Exchange, decision: Decision, error: UpstreamError, may_retry: bool
     ) -> str | Decision:
-        if exchange.answered:
-            return "failed"  # the client sees a truncated answer: its connection is closed
         second = await self._second(exchange, decision) if may_retry else None
         if second is None:
             raise Refused(answers.bad_gateway(f"{decision.replica}: {error}")) from error
@@ -186,25 +192,20 @@ class Relay:
 
     async def _open(self, exchange: _Exchange, decision: Decision) -> Attempt:
         exchange.watch.phase("first byte", self._limits.first_byte_seconds)
-        url = decision.url + exchange.scope["path"]
-        query = exchange.scope["query_string"]
+        target, query = exchange.scope["path"].encode(), exchange.scope["query_string"]
         if query:
-            url += "?" + query.decode("latin-1")
+            target += b"?" + query
         headers = request_headers(exchange.scope["headers"], decision.id)
         body = exchange.body if decision.body is None else decision.body
-        return await self._upstream.open(url, headers, body)
+        return await self._upstream.open(decision.url, target, headers, body)
 
     async def _relay(self, exchange: _Exchange, decision: Decision, attempt: Attempt) -> None:
         first_at = time.monotonic()
         exchange.answered = True
         added = kvist_headers(decision.id, decision.replica, decision.predicted_tokens)
         headers = response_headers(attempt.headers, added)
-        pieces = 0
-        try:
-            await exchange.send({"type": "http.response.start", "status": attempt.status, "headers": headers})
-            pieces = await self._pieces(exchange, attempt)
-        except BROKEN as error:
-            raise broke_off(error) from error
+        await exchange.send({"type": "http.response.start", "status": attempt.status, "headers": headers})
+        pieces = await self._pieces(exchange, attempt)
         if decision.stream and attempt.status < 400:
             warm = decision.predicted_tokens > 0
             self._ttft[warm].observe(first_at - exchange.started)
@@ -213,15 +214,15 @@ class Relay:
 
     async def _pieces(self, exchange: _Exchange, attempt: Attempt) -> int:
         """Relay the body as it comes; the last piece known to be the last goes out with the end."""
-        send, content, piece, pieces = exchange.send, attempt.content, attempt.first, 0
+        send, piece, pieces = exchange.send, attempt.first, 0
         phase, idle = exchange.watch.phase, self._limits.idle_seconds
         while piece:
             phase("no progress", idle)
             pieces += 1
-            if content.at_eof():
+            if attempt.ended:
                 break
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-            piece = await content.readany()
+            piece = await attempt.read()
         await send({"type": "http.response.body", "body": piece})
         return pieces
 
@@ -230,6 +231,14 @@ def _outcome(status: int) -> str:
     if status < 400:
         return "ended"
     return "rejected" if status < 500 else "failed"
+
+
+async def _break_off(send: Send, attempt: Attempt, error: UpstreamError) -> None:
+    """A stream's last event says why it is the last; the answer stays without its end."""
+    if is_event_stream(attempt.headers):
+        # The blank line ends an event that the engine left half sent.
+        event = b"\n\ndata: " + answers.error_body(answers.broken_stream(str(error))) + b"\n\n"
+        await send({"type": "http.response.body", "body": event, "more_body": True})
 
 
 def _stopped(reason: Reason) -> Report:

@@ -25,15 +25,11 @@ _REQUEST_ID, _REPLICA = names.HEADER_REQUEST_ID.encode(), names.HEADER_REPLICA.e
 _PREDICTED = names.HEADER_PREDICTED_TOKENS.encode()
 
 
-def request_headers(headers: Sequence[tuple[bytes, bytes]], request_id: str) -> list[tuple[str, str]]:
+def request_headers(headers: Sequence[tuple[bytes, bytes]], request_id: str) -> RawHeaders:
     """Headers for the engine: the client's without hop-by-hop, credentials and ours; with our request id."""
     dropped = _with_named(_REQUEST_DROPPED, headers)
-    kept = [
-        (name.decode("latin-1"), value.decode("latin-1"))
-        for name, value in headers
-        if name not in dropped and not name.startswith(_KVIST)
-    ]
-    kept.append(("x-request-id", request_id))
+    kept = [pair for pair in headers if pair[0] not in dropped and not pair[0].startswith(_KVIST)]
+    kept.append((b"x-request-id", request_id.encode()))
     return kept
 
 
@@ -52,6 +48,16 @@ def kvist_headers(request_id: str, replica: str, predicted_tokens: int) -> RawHe
         (_REPLICA, replica.encode("latin-1", "replace")),
         (_PREDICTED, b"%d" % predicted_tokens),
     ]
+
+
+def is_event_stream(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether an event may be added: server-sent events, not compressed, of no stated length."""
+    pairs = {name.lower(): value for name, value in headers}
+    return (
+        pairs.get(b"content-type", b"").lower().startswith(b"text/event-stream")
+        and b"content-length" not in pairs
+        and b"content-encoding" not in pairs
+    )
 
 
 def _with_named(dropped: frozenset[bytes], pairs: Sequence[tuple[bytes, bytes]]) -> frozenset[bytes]:

@@ -7,72 +7,129 @@ end: that is how a cancelled request ends in the engine.
 
 from __future__ import annotations
 
-import aiohttp
-from yarl import URL
+import re
+import ssl
+from collections.abc import Sequence
+from functools import lru_cache
+from types import TracebackType
+from urllib.parse import urlsplit
 
-from kvist_router.errors import UpstreamError
+from kvist_router.errors import Refused, UpstreamError
+from kvist_router.mind.interface import Refusal
+from kvist_router.relay.connection import Connection
+from kvist_router.relay.pool import IDLE_SECONDS, Origin, Pool
 from kvist_router.settings import LimitSettings
 
-BROKEN = (aiohttp.ClientError, OSError)
-_READ_BYTES = 2**18
-_OWN_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-
-
-def new_session(limits: LimitSettings) -> aiohttp.ClientSession:
-    """A session for engines: explicit limits, no cookies, bodies as they come. Close it at the end."""
-    connector = aiohttp.TCPConnector(
-        limit=limits.connections, limit_per_host=0, keepalive_timeout=30.0, ttl_dns_cache=10
-    )
-    return aiohttp.ClientSession(
-        connector=connector,
-        auto_decompress=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=_OWN_HEADERS,
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.connect_seconds),
-        read_bufsize=_READ_BYTES,
-    )
+MAX_ORIGINS = 1024
+_NOT_IN_TARGET = re.compile(rb"[\x00-\x20\x7f]")
 
 
 class Attempt:
     """An engine's answer whose first piece has arrived. `close` it in every case."""
 
-    def __init__(self, response: aiohttp.ClientResponse, first: bytes) -> None:
-        self.status = response.status
-        self.headers = response.raw_headers
+    __slots__ = ("_closed", "_connection", "_pool", "first", "headers", "read", "status")
+
+    def __init__(self, connection: Connection, pool: Pool, first: bytes) -> None:
+        self.status = connection.status
+        self.headers = connection.headers
         self.first = first
-        self.content = response.content  # `readany` raises one of BROKEN when the engine breaks off
-        self._response = response
+        self.read = connection.read  # the next piece, b"" at the end; raises UpstreamError
+        self._connection = connection
+        self._pool = pool
+        self._closed = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether `read` would give b"" now."""
+        return self._connection.ended
 
     def close(self) -> None:
-        """Close the connection, unless the answer was read to its end and gave it back."""
-        self._response.close()
+        """Close the connection, or give it back if the answer was read to its end."""
+        if not self._closed:  # the connection may serve another request by now
+            self._closed = True
+            self._pool.release(self._connection)
 
 
 class Upstream:
-    """Opens attempts. Deadlines beyond connecting are the caller's (relay/watch.py)."""
+    """Opens attempts; a context. Deadlines beyond connecting are the caller's (relay/watch.py)."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
+    def __init__(
+        self,
+        limits: LimitSettings,
+        idle_seconds: float = IDLE_SECONDS,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.pool = Pool(limits.connections, limits.connect_seconds, idle_seconds, tls)
+        self._origin = lru_cache(MAX_ORIGINS)(origin)
 
-    async def open(self, url: str, headers: list[tuple[str, str]], body: bytes) -> Attempt:
-        """One attempt; raises UpstreamError before the first byte."""
+    async def __aenter__(self) -> Upstream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.pool.close()
+
+    async def open(
+        self, base: str, target: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes
+    ) -> Attempt:
+        """POST; raises UpstreamError before the first body byte.
+
+        An engine may close an idle connection just when a request is written to it. If then nothing
+        came back, the request goes once more, on a new connection.
+        """
+        place = self._origin(base)
+        head = request_head(place, target, headers, len(body))
+        connection = await self.pool.acquire(place)
+        kept = connection.used
         try:
-            response = await self._session.post(
-                URL(url, encoded=True), data=body, headers=headers, allow_redirects=False
-            )
-            try:
-                return Attempt(response, await response.content.readany())
-            except BaseException:
-                response.close()
+            return await self._begin(connection, head, body)
+        except UpstreamError:
+            if not (kept and connection.untouched):
                 raise
-        except TimeoutError as error:
-            raise UpstreamError("no connection in time", unreachable=True) from error
-        except aiohttp.ClientConnectorError as error:
-            raise UpstreamError(f"cannot connect: {error.os_error.strerror}", unreachable=True) from error
-        except BROKEN as error:
-            raise broke_off(error) from error
+        return await self._begin(await self.pool.acquire(place, fresh=True), head, body)
+
+    async def _begin(self, connection: Connection, head: bytes, body: bytes) -> Attempt:
+        attempt: Attempt | None = None
+        try:
+            connection.send(head, body)
+            attempt = Attempt(connection, self.pool, await connection.read())
+            return attempt
+        finally:
+            if attempt is None:
+                self.pool.release(connection)
 
 
-def broke_off(error: Exception) -> UpstreamError:
-    """An engine's connection ended before its answer did."""
-    return UpstreamError(f"broke off: {error or type(error).__name__}")
+def origin(base: str) -> Origin:
+    """The parts of an engine's base URL, which the settings have checked."""
+    parts = urlsplit(base)
+    tls = parts.scheme == "https"
+    host_header = parts.netloc.rpartition("@")[2].encode("idna" if not parts.netloc.isascii() else "ascii")
+    return Origin(
+        base,
+        parts.hostname or "",
+        parts.port or (443 if tls else 80),
+        tls,
+        host_header,
+        parts.path.rstrip("/").encode(),
+    )
+
+
+def request_head(place: Origin, target: bytes, headers: Sequence[tuple[bytes, bytes]], length: int) -> bytes:
+    """Request line and headers; raises Refused for anything that would end a line early."""
+    head = b"POST %b%b HTTP/1.1\r\nhost: %b\r\n%b\r\ncontent-length: %d\r\n\r\n" % (
+        place.prefix,
+        target,
+        place.host_header,
+        b"\r\n".join([b"%b: %b" % pair for pair in headers]),
+        length,
+    )
+    lines = len(headers) + 4  # request line, host, content-length, empty
+    if (
+        head.count(b"\r") != lines
+        or head.count(b"\n") != lines
+        or b"\0" in head
+        or _NOT_IN_TARGET.search(target)
+    ):
+        raise Refused(Refusal(400, "control characters in the query or a header", code="invalid_header"))
+    return head
