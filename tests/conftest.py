@@ -5,11 +5,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from kvist_cli import models
 
 MODEL_VARIABLE = "KVIST_TEST_MODEL"
+
+# No test asserts a time, so neither does the library that makes inputs: a busy machine is no failure.
+hypothesis.settings.register_profile(
+    "kvist", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("kvist")
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import threading
 from itertools import pairwise
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvist_connector.arena import geometry as arena
@@ -43,11 +43,13 @@ def test_slots_lie_apart_and_inside(geometry):
     assert all(arena.region_offset(geometry, rank) % arena.PAGE == 0 for rank in range(geometry.ranks))
 
 
-@given(geometry=GEOMETRIES, size=st.integers(0, 1 << 22))
-def test_as_many_slots_as_fit(geometry, size):
+@given(geometry=GEOMETRIES, wanted=st.integers(1, 50), spare=st.integers(0, 1 << 20))
+def test_as_many_slots_as_fit(geometry, wanted, spare):
     per_rank = arena.slot_bytes(geometry)
+    padding = (2 + geometry.ranks) * arena.PAGE
+    size = padding + wanted * (arena.HEADER_BYTES + geometry.ranks * per_rank) + spare
     slots = arena.slots_that_fit(size, geometry.ranks, per_rank)
-    assume(slots)
+    assert slots >= wanted
     fitted = Geometry(
         slots=slots, ranks=geometry.ranks, layers=1, layer_bytes=per_rank, blocks=1, chunk_tokens=1
     )

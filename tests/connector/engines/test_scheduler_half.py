@@ -411,8 +411,9 @@ def test_a_reset_with_the_connector_forgets_the_agents_chunks(simulator, fake_ag
 
 
 def test_load_reports_end_with_an_idle_engine(simulator, fake_agent):
-    simulator.add("one", prompt_of(900), 30)
-    simulator.add("two", prompt_of(900, seed=1), 30)
+    # Reports are 50 ms apart: the two must decode together for longer than that on any machine.
+    simulator.add("one", prompt_of(900), 600)
+    simulator.add("two", prompt_of(900, seed=1), 600)
     simulator.run()
 
     def loads():
