@@ -71,10 +71,8 @@ def _ports() -> Ports:
 
 def _pair() -> int:
     """First of two neighbouring ports that were free a moment ago."""
-    while True:
-        first = free_port()
-        if first % 2 == 0 and first < 60_000:
-            return first
+    first = free_port()
+    return first if first < 65_535 else first - 1
 
 
 def _used(cluster: Cluster) -> dict[str, float]:
