@@ -20,6 +20,7 @@ import psutil
 from prometheus_client import CollectorRegistry
 
 from bench import harness, load
+from bench.agent_process import free_port
 from bench.mock_engine import MODEL
 from bench.prompts import model_folder
 from kvist_connector.keys import root_key
@@ -281,13 +282,6 @@ def _wait(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> No
         if process.poll() is not None or time.monotonic() > limit:
             raise RuntimeError(f"{process.args!r} did not become ready")
         time.sleep(0.05)
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _flags(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,8 @@ only the place where the program runs knows. A renderer replaces every one of th
 that it does not know is an error, so that none reaches a program.
 
     $(host)                address to listen on            $(replica)       replica-0, ...
-    $(host.replica)        of the programs of one replica  $(host.admin)    of the router's admin port
+    $(path.events)         the engine's KV events          $(path.replay)   and their replay: sockets
+    $(host.admin)          of the router's admin port
     $(port.<port name>)    a port of the same replica      $(path.model)    folder or name of the model
     $(path.socket)         the agent's Unix socket         $(path.arena)    the arena file
     $(path.disk)           folder of the disk tier         $(path.config)   folder of its config files
