@@ -97,7 +97,10 @@ class Handler(BaseHTTPRequestHandler):
             self._json(record or {"actual": None})
 
     def do_POST(self) -> None:
-        text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        length = int(self.headers.get("Content-Length", -1))
+        text = self.rfile.read(max(length, 0))
+        if len(text) != length:
+            return  # the client was interrupted while it sent
         body = json.loads(text) if text else None
         self.world.log.append(self.path)
         routes: dict[str, Callable[[Any], None]] = {

@@ -122,8 +122,8 @@ def test_an_interrupt_stops_the_cluster(
     world.on_chat = lambda count: os.kill(os.getpid(), number) if count == 5 else None
     result = demo()
     assert result.exit_code == 130
-    assert world.log[-1].startswith("down ")
-    assert world.log[-1].endswith("flush=False")
+    # Requests on their way when the signal came may be written to the log after it, nothing else may.
+    assert [entry for entry in world.log if not entry.startswith("/")][-1].endswith("flush=False")
     assert left_behind(tmp_path) == []
 
 
