@@ -29,7 +29,8 @@ def main() -> int:
         return 0
     if options.resolve:
         for source in known.sources.values():
-            resolve(source)
+            if not source.local:
+                resolve(source)
         return 0
     wanted = options.programs or known.wanted(options.group)
     missing = [name for name in wanted if not known.path(name).is_file()]

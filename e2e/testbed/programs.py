@@ -6,6 +6,7 @@ import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 E2E = Path(__file__).resolve().parent.parent
 CHECKOUT = E2E.parent
@@ -25,6 +26,9 @@ class Source:
     ldflags: str = ""
     staging: tuple[str, ...] = ()
     """Modules under k8s.io/ that Kubernetes requires as v0.0.0."""
+
+    local: bool = False
+    """Its source is in its folder, so there is nothing to resolve."""
 
     @property
     def folder(self) -> Path:
@@ -72,11 +76,12 @@ def catalogue() -> Catalogue:
     """versions.toml."""
     read = tomllib.loads((E2E / "versions.toml").read_text())
     groups = {name: tuple(programs) for name, programs in read.pop("groups").items()}
-    sources = {
-        name: Source(name=name, **{key: tuple(v) if isinstance(v, list) else v for key, v in table.items()})
-        for name, table in read.items()
-    }
-    return Catalogue(sources, groups)
+    return Catalogue({name: source(name, table) for name, table in read.items()}, groups)
+
+
+def source(name: str, table: dict[str, Any]) -> Source:
+    """One table of versions.toml. TypeError for a key it does not know."""
+    return Source(name=name, **{**table, "staging": tuple(table.get("staging", ()))})
 
 
 def tools_folder() -> Path:

@@ -1,0 +1,3 @@
+module kvist.dev/e2e/pause
+
+go 1.24
