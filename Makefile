@@ -16,10 +16,10 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: help setup demo test check bench clean lock reference
+.PHONY: help setup demo test check bench clean lock reference e2e e2e-api e2e-build e2e-down e2e-up
 
 help: ## show this text
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 	echo
 	echo '  make demo ARGS="--keep"    flags for the demo;  make test ARGS="-m engine"  flags for pytest'
 	echo '  PYTHON=3.12 make setup     another Python (3.11 to 3.13)'
@@ -41,6 +41,24 @@ check: setup ## lint, format, types, import contracts, layout and style budgets
 
 bench: setup ## run every bench, write docs/benchmarks.md
 	$(RUN)/python -m bench.report $(ARGS)
+
+e2e-build: ## build the parts of the e2e cluster into a cache (half an hour the first time)
+	@e2e/build $(ARGS)
+
+e2e-up: setup ## a one-node Kubernetes of real parts on this machine, as root (docs/e2e.md)
+	@e2e/build
+	e2e/cluster up
+
+e2e-down: ## remove it
+	@e2e/cluster down
+
+e2e-api: setup ## the tests on a real API server that need no pods: minutes
+	@e2e/build --group api
+	e2e/cluster api-only
+	$(RUN)/pytest e2e/tests -m e2e_api $(ARGS)
+
+e2e: e2e-up ## all tests on the e2e cluster
+	$(RUN)/pytest e2e/tests $(ARGS)
 
 reference: setup ## write docs/reference.md from the code
 	$(RUN)/python -m tools.reference

@@ -18,7 +18,8 @@ from testbed.waiting import until
 
 MARK = "KVIST_E2E_BED"
 # Folders whose place is built into containerd, the CNI library or kubelet: the bed has its own, in memory.
-PRIVATE = ("/run", "/var/log", "/var/lib/cni", "/var/lib/kubelet")
+MADE = ("/var/lib/cni", "/var/lib/kubelet")
+PRIVATE = ("/run", "/var/log", *MADE)
 # Ignoring SIGCHLD makes the kernel reap orphans; `sleep` inherits that through exec.
 FIRST = "trap '' CHLD; for d in \"$@\"; do mkdir -p $d; mount -t tmpfs tmpfs $d; done; exec sleep infinity"
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from testbed.bed import Bed, BedError
-from testbed.namespaces import PRIVATE
+from testbed.namespaces import MADE
 from testbed.waiting import until
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -40,13 +40,13 @@ def removed(top: Path) -> bool:
 
 
 def remove_folders(bed: Bed) -> None:
-    """The state, unless something is mounted there, and the mount points if they are empty."""
+    """The state, unless something is mounted there, and the mount points it made if they are empty."""
     mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     under = [path for path in mounted if Path(path).is_relative_to(bed.state)]
     if under:
         raise BedError(f"{under[0]} is a mount in the bed's folder that the bed did not make; unmount it")
     if bed.state.exists():
         shutil.rmtree(bed.state)
-    for path in PRIVATE:
+    for path in MADE:
         with contextlib.suppress(OSError):
             os.rmdir(path)
