@@ -15,6 +15,7 @@ PORT_ROUTER: Final = 8080
 PORT_ROUTER_ADMIN: Final = 8081
 PORT_ENGINE: Final = 8100
 PORT_AGENT: Final = 8200
+PORT_REDIS: Final = 6379
 
 # Headers of a response through the router; inbound `x-kvist-*` headers are dropped.
 HEADER_PREFIX: Final = "x-kvist-"
@@ -32,6 +33,8 @@ PATH_LOOKUP: Final = "/v1/kvist/lookup"
 PATH_CLEAR: Final = "/v1/kvist/clear"
 PATH_STATS: Final = "/v1/kvist/stats"
 PATH_FLUSH: Final = "/v1/kvist/flush"
+PATH_DRAIN: Final = "/v1/kvist/drain"
+PATH_DRAIN_ACKNOWLEDGE: Final = "/v1/kvist/drain/acknowledge"
 
 # HTTP paths of the router's admin port.
 PATH_DECISIONS: Final = "/v1/kvist/decisions"

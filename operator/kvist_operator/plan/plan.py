@@ -26,7 +26,7 @@ def make_plan(cluster: CacheCluster, target: Target) -> Plan:
         replicas=cluster.spec.engine.replicas,
         agent=_agent(cluster) if cluster.spec.cache.enabled else None,
         engine=engine_program(cluster, target),
-        router=_router(cluster),
+        router=_router(cluster, target),
     )
 
 
@@ -53,13 +53,13 @@ def _agent(cluster: CacheCluster) -> Program:
     )
 
 
-def _router(cluster: CacheCluster) -> Program:
+def _router(cluster: CacheCluster, target: Target) -> Program:
     return Program(
         role=Role.ROUTER,
         module="kvist_router",
         argv=("--config", "$(path.config)/router.yaml"),
         env={v.name: v.value for v in cluster.spec.router.env if v.value is not None},
-        files={"router.yaml": yaml.safe_dump(_router_settings(cluster), sort_keys=False)},
+        files={"router.yaml": yaml.safe_dump(_router_settings(cluster, target), sort_keys=False)},
         # Ready only once it knows what the replicas hold: a request before that could be routed blindly.
         health=Health("router", PATH_READYZ, ROUTER_DEADLINE),
         ports=("router", "router-admin"),
@@ -68,19 +68,26 @@ def _router(cluster: CacheCluster) -> Program:
     )
 
 
-def _router_settings(cluster: CacheCluster) -> dict[str, object]:
+def _router_settings(cluster: CacheCluster, target: Target) -> dict[str, object]:
     limits = cluster.spec.router.limits
     return {
         "host": "$(host)",
         "port": "$(port.router)",
         "admin_host": "$(host.admin)",
         "admin_port": "$(port.router-admin)",
-        "model": {"path": "$(path.model)"},
+        # Without the model's files every prompt is tokenized by an engine.
+        **({"model": {"path": "$(path.model)"}} if target.model_files else {}),
         "policy": cluster.spec.router.policy,
-        "replicas_file": "$(path.replicas)",
+        **_discovery(target),
         "limits": {
             "body_bytes": limits.body,
             "in_flight": limits.concurrent_requests,
             "first_byte_seconds": limits.first_byte_deadline,
         },
     }
+
+
+def _discovery(target: Target) -> dict[str, object]:
+    if target.discovery == "file":
+        return {"replicas_file": "$(path.replicas)"}
+    return {"kubernetes": {"service": "$(service.engine)", "namespace": "$(namespace)"}}

@@ -11,6 +11,7 @@ that it does not know is an error, so that none reaches a program.
     $(path.socket)         the agent's Unix socket         $(path.arena)    the arena file
     $(path.disk)           folder of the disk tier         $(path.config)   folder of its config files
     $(path.replicas)       the router's list of replicas   $(lora.<name>)   folder or name of an adapter
+    $(service.engine)      Service of the engines          $(namespace)     of the cluster: Kubernetes only
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
+
+import yaml
 
 TOKEN: Final = re.compile(r"\$\(([a-z][A-Za-z0-9_.\-]*)\)")
 
@@ -95,3 +98,18 @@ class Plan:
 def fill(text: str, values: Mapping[str, str]) -> str:
     """`text` with every token replaced; raises KeyError with the token that has no value."""
     return TOKEN.sub(lambda match: values[match[1]], text)
+
+
+def fill_yaml(text: str, values: Mapping[str, str]) -> str:
+    """The same inside the parsed values of a config file, so that a path needs no quoting."""
+    return yaml.safe_dump(_fill_tree(yaml.safe_load(text), values), sort_keys=False, allow_unicode=True)
+
+
+def _fill_tree(value: object, values: Mapping[str, str]) -> object:
+    if isinstance(value, dict):
+        return {key: _fill_tree(item, values) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_fill_tree(item, values) for item in value]
+    if isinstance(value, str) and (text := fill(value, values)) != value:
+        return int(text) if text.isdecimal() else text
+    return value

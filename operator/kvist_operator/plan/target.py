@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
+
+from kvist_operator.spec import CacheCluster
+from kvist_operator.spec.amounts import cpu_cores, gpu_resource
 
 
 @dataclass(frozen=True)
@@ -13,6 +17,12 @@ class Target:
 
     device: Literal["cpu", "cuda"]
     engine_env: Mapping[str, str] = field(default_factory=dict)
+    discovery: Literal["file", "kubernetes"] = "file"  # how the router learns of replicas
+    model_files: bool = True  # whether the router sees the model's folder
+
+
+# Unbound threads, passive waiting: see cpu_target.
+_UNBOUND: Final = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_WAIT_POLICY": "passive"}
 
 
 def cpu_target(cores: int, *, offline: bool) -> Target:
@@ -24,17 +34,28 @@ def cpu_target(cores: int, *, offline: bool) -> Target:
     Measured with two engines on two cores (135M model): a token decoded by both at once takes 44 ms each
     passive and 109 ms spinning; alone 46 and 30 ms; prefill is equal, alone and together.
     """
-    environment = {
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(max(1, cores)),
-        "OMP_WAIT_POLICY": "passive",
-    }
-    return Target("cpu", environment | _offline(offline))
+    return Target("cpu", _cpu_environment(cores) | _offline(offline))
 
 
 def cuda_target(*, offline: bool) -> Target:
     """Engines on CUDA devices of one machine or pod."""
     return Target("cuda", _offline(offline))
+
+
+def kube_target(cluster: CacheCluster) -> Target:
+    """Pods. `auto` computes on CUDA where the engine's resources name a GPU."""
+    engine, volume = cluster.spec.engine, cluster.spec.model.volume
+    amounts = {**engine.resources.requests, **engine.resources.limits}
+    cuda = engine.device == "cuda" or (engine.device == "auto" and gpu_resource(amounts) is not None)
+    cores = math.ceil(cpu_cores(amounts.get("cpu", 0)))
+    environment = _offline(volume is not None)
+    if not cuda:
+        environment |= _cpu_environment(cores) if cores else dict(_UNBOUND)
+    return Target("cuda" if cuda else "cpu", environment, "kubernetes", volume is not None)
+
+
+def _cpu_environment(cores: int) -> dict[str, str]:
+    return {**_UNBOUND, "OMP_NUM_THREADS": str(max(1, cores))}
 
 
 def _offline(offline: bool) -> dict[str, str]:

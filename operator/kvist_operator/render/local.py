@@ -14,7 +14,7 @@ from typing import Final
 import yaml
 
 from kvist_connector.errors import ConfigError
-from kvist_operator.plan import Plan, Program, Role, VolumeKind, fill
+from kvist_operator.plan import Plan, Program, Role, VolumeKind, fill, fill_yaml
 
 # sun_path of a Unix socket, with its final zero, on Linux.
 SOCKET_PATH_LIMIT: Final = 107
@@ -129,7 +129,7 @@ def _common(
         argv=(machine.python, "-m", program.module, *(fill(a, values) for a in program.argv)),
         env={key: fill(text, values) for key, text in program.env.items()},
         unset=program.unset,
-        files={machine.run_dir / file: _fill_yaml(text, values) for file, text in program.files.items()},
+        files={machine.run_dir / file: fill_yaml(text, values) for file, text in program.files.items()},
         folders=(*folders, disk) if disk else tuple(folders),
         ports=ports,
         url=f"{base}:{ports[program.health.port]}",
@@ -185,18 +185,3 @@ def _socket(folder: Path, name: str, replica: str) -> Path:
         return path
     digest = hashlib.blake2s(str(folder).encode(), digest_size=8).hexdigest()
     return Path("/tmp") / f"kvist-{digest}" / "agent.sock"
-
-
-def _fill_yaml(text: str, values: Mapping[str, str]) -> str:
-    """Tokens are replaced inside the parsed values, so that a path needs no quoting."""
-    return yaml.safe_dump(_fill_tree(yaml.safe_load(text), values), sort_keys=False, allow_unicode=True)
-
-
-def _fill_tree(value: object, values: Mapping[str, str]) -> object:
-    if isinstance(value, dict):
-        return {key: _fill_tree(item, values) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_fill_tree(item, values) for item in value]
-    if isinstance(value, str) and (text := fill(value, values)) != value:
-        return int(text) if text.isdecimal() else text
-    return value

@@ -12,6 +12,17 @@ from kvist_operator.spec.base import Duration, Items, Overlay, Quantity, Resourc
 Url = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9+]*://[^\s]+$", max_length=2048)]
 
 
+class Retention(Section):
+    """What becomes of the claims that volumeClaimTemplate made."""
+
+    when_deleted: Literal["Delete", "Retain"] = Field(
+        default="Delete", description="When the cluster is deleted. Default: Delete."
+    )
+    when_scaled: Literal["Delete", "Retain"] = Field(
+        default="Delete", description="When their replica is scaled away. Default: Delete."
+    )
+
+
 class Disk(Section):
     """The disk tier of every replica."""
 
@@ -27,7 +38,12 @@ class Disk(Section):
     )
     volume_claim_template: Overlay | None = Field(
         default=None,
-        description="PersistentVolumeClaim spec. Kubernetes only. Default: none, an emptyDir.",
+        description="PersistentVolumeClaim spec, which cannot be changed later. Kubernetes only. "
+        "Default: none, an emptyDir.",
+    )
+    retention: Retention = Field(
+        default_factory=Retention,
+        description="What becomes of the claims. Kubernetes only. Default: deleted with replica or cluster.",
     )
 
 

@@ -75,8 +75,17 @@ class Engine(Section):
         gt=0,
         description="Time until a started engine must be healthy; large models load long. Default: 20m.",
     )
+    drain_deadline: Duration = Field(
+        default=120.0,
+        ge=0,
+        le=3600,
+        description="Time that a replica has to end its streams and hand over its chunks before it goes. "
+        "Kubernetes only. Default: 2m.",
+    )
     resources: Resources = Field(
-        default_factory=Resources, description="Of the engine container. Kubernetes only. Default: none."
+        default_factory=Resources,
+        description="Of the engine container; on CUDA without a GPU resource, tensorParallelSize "
+        "nvidia.com/gpu are added. Kubernetes only. Default: none.",
     )
     shm_size: Quantity = Field(
         default=2 * 1024**3, description="The engine's own /dev/shm, bytes. Kubernetes only. Default: 2Gi."

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
-from kvist_operator.spec.base import Duration, Name, SecretRef, Section
+from kvist_operator.spec.base import Duration, Items, Name, Overlay, SecretRef, Section
+
+Peers = Annotated[Items[Overlay], Field(max_length=32)]
 
 
 class NetworkPolicy(Section):
@@ -14,6 +18,19 @@ class NetworkPolicy(Section):
         default=True, description="Render ingress rules from the port table. Default: true."
     )
     egress: bool = Field(default=False, description="Restrict outgoing connections too. Default: false.")
+    clients: Peers = Field(
+        default=(), description="NetworkPolicyPeers that may send requests to the router. Default: everyone."
+    )
+    metrics_from: Peers = Field(
+        default=(),
+        description="NetworkPolicyPeers that may scrape metrics. Default: pods with the label "
+        "app.kubernetes.io/name: prometheus in any namespace.",
+    )
+    egress_to: Peers = Field(
+        default=(),
+        description="NetworkPolicyPeers that engines may reach too when egress is restricted: model hub, "
+        "external Redis, object store. Default: none.",
+    )
 
 
 class Security(Section):

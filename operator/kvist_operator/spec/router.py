@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from kvist_operator.spec.base import (
     Duration,
@@ -48,11 +48,31 @@ class Tenant(Section):
     api_keys: SecretRef = Field(description="Secret with the tenant's API keys, one a line.")
 
 
+class Autoscaling(Section):
+    """A HorizontalPodAutoscaler for the routers."""
+
+    min_replicas: int = Field(default=2, ge=1, le=256, description="Fewest router pods. Default: 2.")
+    max_replicas: int = Field(ge=1, le=256, description="Most router pods.")
+    cpu_utilization: int = Field(
+        default=70, ge=1, le=1000, description="Target, percent of the CPU requested. Default: 70."
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError("minReplicas is at most maxReplicas")
+        return self
+
+
 class Router(Section):
     """Where requests arrive and how a replica is chosen."""
 
     replicas: int = Field(
         default=1, ge=1, le=256, description="Router pods; kvist up runs one. Kubernetes only. Default: 1."
+    )
+    autoscaling: Autoscaling | None = Field(
+        default=None,
+        description="Scale routers by CPU; replicas is where it starts. Kubernetes only. Default: none.",
     )
     policy: Literal["kvist", "round-robin", "least-load"] = Field(
         default="kvist", description="How a replica is chosen: kvist predicts TTFT on each. Default: kvist."
@@ -76,7 +96,8 @@ class Router(Section):
         default=None, description="Container image. Kubernetes only. Default: the one of this release."
     )
     resources: Resources = Field(
-        default_factory=Resources, description="Of the router container. Kubernetes only. Default: none."
+        default_factory=Resources,
+        description="Of the router container. Kubernetes only. Default: requests of 250m CPU, 512Mi.",
     )
     pod_template: Overlay = Field(
         default_factory=dict,

@@ -1,0 +1,24 @@
+"""All objects of one cluster."""
+
+from __future__ import annotations
+
+from kvist_operator.plan import Plan
+from kvist_operator.render.kube.accounts import access_objects
+from kvist_operator.render.kube.budgets import budget_objects
+from kvist_operator.render.kube.context import Context
+from kvist_operator.render.kube.engine import engine_objects
+from kvist_operator.render.kube.meta import Object
+from kvist_operator.render.kube.redis import redis_objects
+from kvist_operator.render.kube.router import router_objects
+from kvist_operator.spec import CacheCluster
+
+
+def render(cluster: CacheCluster, plan: Plan, context: Context) -> tuple[Object, ...]:
+    """Each after what it refers to; raises ConfigError for a podTemplate that does not fit."""
+    return (
+        *access_objects(cluster, context),
+        *redis_objects(cluster, context),
+        *engine_objects(cluster, plan, context),
+        *router_objects(cluster, plan, context),
+        *budget_objects(cluster, context),
+    )

@@ -1,0 +1,138 @@
+"""The routers: Deployment, Service, ConfigMap and, on request, an autoscaler."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kvist_connector.names import PATH_HEALTHZ
+from kvist_operator.plan import Plan, Program, fill, fill_yaml
+from kvist_operator.render.kube.accounts import account
+from kvist_operator.render.kube.context import Context
+from kvist_operator.render.kube.meta import (
+    CONFIG_HASH,
+    ROUTER,
+    Object,
+    digest,
+    labels,
+    make,
+    name_of,
+    selector,
+)
+from kvist_operator.render.kube.pods import (
+    TOKEN_FILE,
+    WRITABLE,
+    environment,
+    http_probe,
+    model_volume,
+    pod_base,
+    program,
+    resources,
+    scratch_volumes,
+    secret_volume,
+)
+from kvist_operator.render.kube.secrets import control_token
+from kvist_operator.render.kube.values import CONFIG, container_ports, service_ports, values
+from kvist_operator.render.merge import overlay
+from kvist_operator.spec import CacheCluster
+
+# The router's own deadline for streams after TERM (limits.drain_seconds) and some more.
+_GRACE: Final = 150
+_REQUESTS: Final = {"cpu": "250m", "memory": "512Mi"}
+
+
+def router_objects(cluster: CacheCluster, plan: Plan, context: Context) -> list[Object]:
+    """ConfigMap, Deployment, Service, autoscaler."""
+    filled = values(cluster, context)
+    files = {name: fill_yaml(text, filled) for name, text in plan.router.files.items()}
+    config = make("v1", "ConfigMap", cluster, context.namespace, ROUTER) | {"data": files}
+    service = make("v1", "Service", cluster, context.namespace, ROUTER) | {
+        "spec": {"selector": selector(cluster, ROUTER), "ports": service_ports("router")}
+    }
+    return [config, _deployment(cluster, plan, context, digest(files)), service, *_scaler(cluster, context)]
+
+
+def _deployment(cluster: CacheCluster, plan: Plan, context: Context, config_hash: str) -> Object:
+    spec = cluster.spec.router
+    template = {
+        "metadata": {
+            "labels": labels(cluster, ROUTER),
+            # A new configuration is a new pod.
+            "annotations": {CONFIG_HASH: config_hash},
+        },
+        "spec": _pod(cluster, plan, context),
+    }
+    body: dict[str, Any] = {
+        "selector": {"matchLabels": selector(cluster, ROUTER)},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "template": overlay(template, spec.pod_template, "spec.router.podTemplate"),
+    }
+    if spec.autoscaling is None or not context.router_replicas_owned_by_hpa:
+        body["replicas"] = _first_replicas(cluster)
+    return make("apps/v1", "Deployment", cluster, context.namespace, ROUTER) | {"spec": body}
+
+
+def _first_replicas(cluster: CacheCluster) -> int:
+    spec = cluster.spec.router
+    if spec.autoscaling is None:
+        return spec.replicas
+    return min(max(spec.replicas, spec.autoscaling.min_replicas), spec.autoscaling.max_replicas)
+
+
+def _pod(cluster: CacheCluster, plan: Plan, context: Context) -> Object:
+    pod = pod_base(cluster, context, ROUTER, account(cluster, ROUTER), _GRACE)
+    volumes = [{"name": "config", "configMap": {"name": name_of(cluster, ROUTER)}}]
+    volumes += [*scratch_volumes()[0], *model_volume(cluster)[0]]
+    if plan.agent is not None:
+        volumes.append(secret_volume("token", control_token(cluster), TOKEN_FILE.rpartition("/")[2]))
+    return pod | {
+        # It watches the engines' EndpointSlices.
+        "automountServiceAccountToken": True,
+        "containers": [_container(cluster, plan.router, context, plan.agent is not None)],
+        "volumes": volumes,
+    }
+
+
+def _container(cluster: CacheCluster, router: Program, context: Context, cached: bool) -> Object:
+    spec = cluster.spec.router
+    filled = values(cluster, context)
+    argv = [*(fill(a, filled) for a in router.argv), "--name", "$(POD_NAME)"]
+    health = router.health
+    mounts = [{"name": "config", "mountPath": CONFIG, "readOnly": True}, *scratch_volumes()[1]]
+    mounts += model_volume(cluster)[1]
+    if cached:
+        mounts.append({"name": "token", "mountPath": TOKEN_FILE.rpartition("/")[0], "readOnly": True})
+    env = {"HOME": WRITABLE["HOME"], "TMPDIR": WRITABLE["TMPDIR"], **router.env}
+    return {
+        **program(ROUTER, spec.image or context.images.router, router.module, argv, context),
+        "env": environment(env, spec.env),
+        "ports": container_ports(*router.ports),
+        "resources": resources(spec.resources, _REQUESTS),
+        "startupProbe": http_probe(PATH_HEALTHZ, health.port, 1, int(health.deadline)),
+        "livenessProbe": http_probe(PATH_HEALTHZ, health.port, 10, 3),
+        "readinessProbe": http_probe(health.path, health.port, 2, 2),
+        # Endpoints are taken away at the same moment as TERM is sent; new connections still come for a while.
+        "lifecycle": {"preStop": {"sleep": {"seconds": 5}}},
+        "volumeMounts": mounts,
+    }
+
+
+def _scaler(cluster: CacheCluster, context: Context) -> list[Object]:
+    scaling = cluster.spec.router.autoscaling
+    if scaling is None:
+        return []
+    target = {"type": "Utilization", "averageUtilization": scaling.cpu_utilization}
+    return [
+        make("autoscaling/v2", "HorizontalPodAutoscaler", cluster, context.namespace, ROUTER)
+        | {
+            "spec": {
+                "scaleTargetRef": {
+                    "apiVersion": "apps/v1",
+                    "kind": "Deployment",
+                    "name": name_of(cluster, ROUTER),
+                },
+                "minReplicas": scaling.min_replicas,
+                "maxReplicas": scaling.max_replicas,
+                "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": target}}],
+            }
+        }
+    ]

@@ -1,0 +1,48 @@
+"""Which Secrets a cluster uses. The operator makes those that are its own, and never changes one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvist_operator.render.kube.meta import CLUSTER, REDIS, labels, name_of
+from kvist_operator.spec import CacheCluster
+from kvist_operator.spec.base import SecretRef
+
+
+@dataclass(frozen=True)
+class GeneratedSecret:
+    """A Secret to be created with a random text under `key` when it does not exist."""
+
+    name: str
+    key: str
+    labels: dict[str, str]
+
+
+def control_token(cluster: CacheCluster) -> SecretRef:
+    """The token of agents' HTTP APIs, the feed included."""
+    given = cluster.spec.security.token
+    return given or SecretRef.model_validate({"name": f"{cluster.name}-token"})
+
+
+def redis_password(cluster: CacheCluster) -> SecretRef | None:
+    """The password of the Redis tier; a managed Redis always has one."""
+    redis = cluster.spec.cache.remote.redis
+    if redis is None or redis.password is not None:
+        return redis.password if redis is not None else None
+    if redis.managed is None:
+        return None
+    return SecretRef.model_validate({"name": name_of(cluster, REDIS), "key": "password"})
+
+
+def generated_secrets(cluster: CacheCluster) -> tuple[GeneratedSecret, ...]:
+    """Those that the user did not name. A render cannot hold them, since they are random."""
+    found = []
+    if cluster.spec.cache.enabled and cluster.spec.security.token is None:
+        token = control_token(cluster)
+        found.append(GeneratedSecret(token.name, token.key, labels(cluster, CLUSTER)))
+    redis = cluster.spec.cache.remote.redis
+    if cluster.spec.cache.enabled and redis is not None and redis.managed and redis.password is None:
+        password = redis_password(cluster)
+        assert password is not None
+        found.append(GeneratedSecret(password.name, password.key, labels(cluster, REDIS)))
+    return tuple(found)

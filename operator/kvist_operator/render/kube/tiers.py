@@ -1,0 +1,98 @@
+"""The agent beside an engine, with the volumes of its tiers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from kvist_connector.quantity import format_quantity
+from kvist_operator.plan import Program, VolumeKind, fill
+from kvist_operator.render.kube.context import Context
+from kvist_operator.render.kube.meta import Object
+from kvist_operator.render.kube.pods import (
+    RUN,
+    TOKEN_FILE,
+    WRITABLE,
+    environment,
+    http_probe,
+    memory_volume,
+    program,
+    scratch_volumes,
+    secret_volume,
+)
+from kvist_operator.render.kube.secrets import control_token
+from kvist_operator.render.kube.values import DISK, container_ports, values
+from kvist_operator.spec import CacheCluster
+
+# Journal, sockets and lock files beside the arena.
+_BESIDE_ARENA: Final = 64 * 1024**2
+_HEAP: Final = 512 * 1024**2
+_MEBIBYTE: Final = 1024**2
+
+
+def agent_container(cluster: CacheCluster, agent: Program, context: Context) -> Object:
+    """A native sidecar: started before the engine, ended after it, never drained on its own."""
+    filled = values(cluster, context)
+    argv = [*(fill(a, filled) for a in agent.argv), "--http.token-file", TOKEN_FILE]
+    health = agent.health
+    mounts = [
+        {"name": "kvist", "mountPath": RUN},
+        {"name": "token", "mountPath": TOKEN_FILE.rpartition("/")[0], "readOnly": True},
+        *scratch_volumes()[1],
+    ]
+    if _size(agent, VolumeKind.DISK):
+        mounts.append({"name": "disk", "mountPath": DISK})
+    memory = str(agent_memory(agent))
+    return {
+        **program("agent", context.images.agent, agent.module, argv, context),
+        "restartPolicy": "Always",
+        "env": environment({"HOME": WRITABLE["HOME"], "TMPDIR": WRITABLE["TMPDIR"], **agent.env}),
+        "ports": container_ports(*agent.ports),
+        # It is the first to touch the arena, so its pages are charged here.
+        "resources": {"requests": {"cpu": "100m", "memory": memory}, "limits": {"memory": memory}},
+        "startupProbe": http_probe(health.path, health.port, 1, math.ceil(health.deadline)),
+        "livenessProbe": http_probe(health.path, health.port, 10, 6),
+        "volumeMounts": mounts,
+    }
+
+
+def agent_memory(agent: Program) -> int:
+    """Bytes: arena, what lies beside it, heap, and the catalog's share of arena and disk."""
+    arena, disk = _size(agent, VolumeKind.ARENA), _size(agent, VolumeKind.DISK)
+    total = arena + _BESIDE_ARENA + _HEAP + arena // 256 + disk // 4096
+    return math.ceil(total / _MEBIBYTE) * _MEBIBYTE
+
+
+def agent_volumes(cluster: CacheCluster, agent: Program) -> list[Object]:
+    """Arena and socket in one volume, the token, the disk tier unless it is a claim."""
+    arena, disk = _size(agent, VolumeKind.ARENA), _size(agent, VolumeKind.DISK)
+    volumes = [
+        memory_volume("kvist", arena + _BESIDE_ARENA),
+        secret_volume("token", control_token(cluster), TOKEN_FILE.rpartition("/")[2]),
+    ]
+    if disk and not disk_claims(cluster):
+        # The tier keeps its own limit; the rest is for files that are being written.
+        volumes.append({"name": "disk", "emptyDir": {"sizeLimit": str(disk + disk // 16 + _BESIDE_ARENA)}})
+    return volumes
+
+
+def disk_claims(cluster: CacheCluster) -> dict[str, Any]:
+    """Fields of the StatefulSet for a disk tier on claims; empty for an emptyDir."""
+    disk = cluster.spec.cache.disk
+    if disk is None or disk.volume_claim_template is None:
+        return {}
+    body = dict(disk.volume_claim_template)
+    body.setdefault("accessModes", ["ReadWriteOnce"])
+    body.setdefault("resources", {"requests": {"storage": format_quantity(disk.size + disk.size // 16)}})
+    retention = disk.retention
+    return {
+        "volumeClaimTemplates": [{"metadata": {"name": "disk"}, "spec": body}],
+        "persistentVolumeClaimRetentionPolicy": {
+            "whenDeleted": retention.when_deleted,
+            "whenScaled": retention.when_scaled,
+        },
+    }
+
+
+def _size(agent: Program, kind: VolumeKind) -> int:
+    return next((v.size for v in agent.volumes if v.kind is kind), 0)

@@ -1,0 +1,64 @@
+"""What the plan's tokens stand for inside a pod."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Final
+
+from kvist_connector import names
+from kvist_operator.render.kube.context import Context
+from kvist_operator.render.kube.meta import ENGINE, name_of
+from kvist_operator.render.kube.pods import MODELS, RUN
+from kvist_operator.render.local import EVENTS_SUFFIX, REPLAY_SUFFIX
+from kvist_operator.spec import CacheCluster
+
+# The one port table: containers, Services, network policies and monitors take theirs from here.
+PORTS: Final = {
+    "engine": names.PORT_ENGINE,
+    "agent": names.PORT_AGENT,
+    "router": names.PORT_ROUTER,
+    "router-admin": names.PORT_ROUTER_ADMIN,
+    "redis": names.PORT_REDIS,
+}
+SOCKET: Final = f"{RUN}/agent.sock"
+ARENA: Final = f"{RUN}/arena"
+DISK: Final = "/var/lib/kvist/disk"
+CONFIG: Final = "/etc/kvist/router"
+_EVERYWHERE: Final = "0.0.0.0"
+
+
+def values(cluster: CacheCluster, context: Context) -> dict[str, str]:
+    """By the token's name."""
+    model = cluster.spec.model
+    return {
+        "host": _EVERYWHERE,
+        "host.admin": _EVERYWHERE,
+        # Kubernetes puts the variable's value in when the container starts.
+        "replica": "$(POD_NAME)",
+        "namespace": context.namespace,
+        "service.engine": name_of(cluster, ENGINE),
+        "path.model": inside(model.volume.path) if model.volume is not None else model.name,
+        "path.config": CONFIG,
+        "path.socket": SOCKET,
+        "path.events": SOCKET + EVENTS_SUFFIX,
+        "path.replay": SOCKET + REPLAY_SUFFIX,
+        "path.arena": ARENA,
+        "path.disk": DISK,
+        **{f"port.{name}": str(port) for name, port in PORTS.items()},
+        **{f"lora.{a.name}": inside(a.path) if a.path[0] in "./" else a.path for a in model.lora_adapters},
+    }
+
+
+def inside(path: str) -> str:
+    """A folder of the model's volume as the containers see it."""
+    return str(PurePosixPath(MODELS) / path.lstrip("/"))
+
+
+def container_ports(*port_names: str) -> list[dict[str, object]]:
+    """Of a container."""
+    return [{"name": name, "containerPort": PORTS[name], "protocol": "TCP"} for name in port_names]
+
+
+def service_ports(*port_names: str) -> list[dict[str, object]]:
+    """Of a Service; targets are named, so that a pod template may move them."""
+    return [{"name": n, "port": PORTS[n], "targetPort": n, "protocol": "TCP"} for n in port_names]
