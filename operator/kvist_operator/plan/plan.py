@@ -78,16 +78,20 @@ def _router_settings(cluster: CacheCluster, target: Target) -> dict[str, object]
         # Without the model's files every prompt is tokenized by an engine.
         **({"model": {"path": "$(path.model)"}} if target.model_files else {}),
         "policy": cluster.spec.router.policy,
-        **_discovery(target),
+        **_discovery(cluster, target),
         "limits": {
             "body_bytes": limits.body,
             "in_flight": limits.concurrent_requests,
             "first_byte_seconds": limits.first_byte_deadline,
+            **({"queue_seconds": limits.queue_deadline} if target.discovery == "kubernetes" else {}),
         },
     }
 
 
-def _discovery(target: Target) -> dict[str, object]:
+def _discovery(cluster: CacheCluster, target: Target) -> dict[str, object]:
     if target.discovery == "file":
         return {"replicas_file": "$(path.replicas)"}
-    return {"kubernetes": {"service": "$(service.engine)", "namespace": "$(namespace)"}}
+    return {
+        "kubernetes": {"service": "$(service.engine)", "namespace": "$(namespace)"},
+        **({"agent": {"token_file": "$(path.token)"}} if cluster.spec.cache.enabled else {}),
+    }

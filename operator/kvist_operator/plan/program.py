@@ -12,6 +12,7 @@ that it does not know is an error, so that none reaches a program.
     $(path.disk)           folder of the disk tier         $(path.config)   folder of its config files
     $(path.replicas)       the router's list of replicas   $(lora.<name>)   folder or name of an adapter
     $(service.engine)      Service of the engines          $(namespace)     of the cluster: Kubernetes only
+    $(path.token)          file with the agents' token: Kubernetes only
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ KUBERNETES_ONLY: Final = frozenset(
         "spec.cache.ttl",
         "spec.router.replicas",
         "spec.router.autoscaling",
+        "spec.router.limits.queueDeadline",
         "spec.router.weights",
         "spec.router.auth",
         "spec.router.tenants",

@@ -31,6 +31,12 @@ class RouterLimits(Section):
     first_byte_deadline: Duration = Field(
         default=600.0, gt=0, description="Longest wait for the first byte of an answer. Default: 10m."
     )
+    queue_deadline: Duration = Field(
+        default=60.0,
+        ge=0,
+        description="Longest wait for a replica while none can take the request, as when the only one is "
+        "replaced; 0: refuse at once. Kubernetes only. Default: 1m.",
+    )
 
 
 class RouterAuth(Section):

@@ -35,7 +35,7 @@ from kvist_operator.render.kube.values import CONFIG, container_ports, service_p
 from kvist_operator.render.merge import overlay
 from kvist_operator.spec import CacheCluster
 
-# The router's own deadline for streams after TERM (limits.drain_seconds) and some more.
+# After TERM requests are taken for 10 s more (limits.grace_seconds), then streams end (limits.drain_seconds).
 _GRACE: Final = 150
 _REQUESTS: Final = {"cpu": "250m", "memory": "512Mi"}
 
@@ -110,8 +110,6 @@ def _container(cluster: CacheCluster, router: Program, context: Context, cached:
         "startupProbe": http_probe(PATH_HEALTHZ, health.port, 1, int(health.deadline)),
         "livenessProbe": http_probe(PATH_HEALTHZ, health.port, 10, 3),
         "readinessProbe": http_probe(health.path, health.port, 2, 2),
-        # Endpoints are taken away at the same moment as TERM is sent; new connections still come for a while.
-        "lifecycle": {"preStop": {"sleep": {"seconds": 5}}},
         "volumeMounts": mounts,
     }
 

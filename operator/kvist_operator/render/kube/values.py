@@ -8,7 +8,7 @@ from typing import Final
 from kvist_connector import names
 from kvist_operator.render.kube.context import Context
 from kvist_operator.render.kube.meta import ENGINE, name_of
-from kvist_operator.render.kube.pods import MODELS, RUN
+from kvist_operator.render.kube.pods import MODELS, RUN, TOKEN_FILE
 from kvist_operator.render.local import EVENTS_SUFFIX, REPLAY_SUFFIX
 from kvist_operator.spec import CacheCluster
 
@@ -44,6 +44,7 @@ def values(cluster: CacheCluster, context: Context) -> dict[str, str]:
         "path.replay": SOCKET + REPLAY_SUFFIX,
         "path.arena": ARENA,
         "path.disk": DISK,
+        "path.token": TOKEN_FILE,
         **{f"port.{name}": str(port) for name, port in PORTS.items()},
         **{f"lora.{a.name}": inside(a.path) if a.path[0] in "./" else a.path for a in model.lora_adapters},
     }
