@@ -20,8 +20,9 @@ MARK = "KVIST_E2E_BED"
 # Folders whose place is built into containerd, the CNI library or kubelet: the bed has its own, in memory.
 MADE = ("/var/lib/cni", "/var/lib/kubelet")
 PRIVATE = ("/run", "/var/log", *MADE)
-# Ignoring SIGCHLD makes the kernel reap orphans; `sleep` inherits that through exec.
-FIRST = "trap '' CHLD; for d in \"$@\"; do mkdir -p $d; mount -t tmpfs tmpfs $d; done; exec sleep infinity"
+# Ignoring SIGCHLD makes the kernel reap orphans.
+FIRST = """for folder in "$@"; do mkdir -p $folder; mount -t tmpfs tmpfs $folder; done
+exec env --ignore-signal=CHLD sleep infinity"""
 
 
 @dataclass(frozen=True)
@@ -36,32 +37,23 @@ class Process:
 def open_namespaces(bed: Bed) -> Process:
     """Start the first process and return it once the namespaces are complete."""
     flags = ["--net", "--mount", "--propagation=private", "--pid", "--fork", "--mount-proc"]
-    with (bed.log / "first.log").open("w") as log:
-        outer = subprocess.Popen(
-            ["unshare", *flags, "sh", "-ec", FIRST, "first", *PRIVATE],
+    log = bed.log / "first.log"
+    with log.open("w") as output:
+        subprocess.run(
+            ["setsid", "--fork", "unshare", *flags, "sh", "-ec", FIRST, "first", *PRIVATE],
             env={**os.environ, MARK: str(bed.state)},
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
+            stdout=output,
+            stderr=output,
+            check=True,
         )
-    until(
-        "the namespaces",
-        lambda: bool(inner(outer.pid)),
-        10,
-        lambda: (bed.log / "first.log").read_text(),
-    )
-    return describe(inner(outer.pid))
+    until("the namespaces", lambda: any(map(complete, strays(bed))), 10, log.read_text)
+    return strays(bed)[0]
 
 
-def inner(outer: int) -> int:
-    """The first process inside, once it has made its mounts; 0 before."""
-    try:
-        children = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()
-        ready = children and Path(f"/proc/{children[0]}/comm").read_text() == "sleep\n"
-    except OSError:
-        return 0
-    return int(children[0]) if ready else 0
+def complete(first: Process) -> bool:
+    """Whether the first process has made its mounts."""
+    return Path(f"/proc/{first.pid}/comm").read_text() == "sleep\n"
 
 
 def describe(pid: int, proc: Path = Path("/proc")) -> Process:
