@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from kvist_connector import names
+from kvist_router.http_errors import one_error_form, refused
 from kvist_router.mind.interface import Refusal
 from kvist_router.mind.mind import LocalMind
 from kvist_router.mind.replica import Replica
-from kvist_router.relay.answers import error_body
 
 MAX_DECISIONS = 1000
 
@@ -22,6 +22,7 @@ MAX_DECISIONS = 1000
 def admin_app(mind: LocalMind, registry: CollectorRegistry) -> FastAPI:
     """`GET /v1/kvist/decisions[/{id}]`, `/v1/kvist/replicas`, `/metrics`, `/healthz`."""
     app = FastAPI(title="kvist router admin", docs_url=None, redoc_url=None, openapi_url=None)
+    one_error_form(app, ", ".join((names.PATH_DECISIONS, names.PATH_REPLICAS, names.PATH_METRICS)))
 
     @app.get(names.PATH_DECISIONS)
     async def decisions(limit: int = Query(default=100, ge=1, le=MAX_DECISIONS)) -> Response:
@@ -31,7 +32,7 @@ def admin_app(mind: LocalMind, registry: CollectorRegistry) -> FastAPI:
     async def decision(request_id: str) -> Response:
         record = mind.records.get(request_id)
         if record is None:
-            return Response(error_body(_NO_RECORD), 404, media_type="application/json")
+            return refused(_NO_RECORD)
         return _json(record)
 
     @app.get(names.PATH_REPLICAS)
@@ -69,6 +70,8 @@ def describe(replica: Replica) -> dict[str, Any]:
         "agent": replica.agent,
         "healthy": replica.healthy,
         "problem": replica.problem,
+        "listed_ready": replica.listed_ready,
+        "terminating": replica.terminating,
         "draining": replica.draining,
         "models": sorted(replica.models),
         "mirrored": replica.mirrored(time.monotonic()),
@@ -89,6 +92,7 @@ def describe(replica: Replica) -> dict[str, Any]:
         "outstanding": {"tokens": replica.outstanding_tokens, "requests": replica.outstanding_requests},
         "prefill_seconds_per_token": replica.speeds.prefill.linear,
         "correction": replica.speeds.correction,
+        "held_seconds": replica.held_seconds,
         "load": replica.load,
     }
 

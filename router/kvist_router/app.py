@@ -27,10 +27,12 @@ from kvist_connector import names
 from kvist_connector.errors import ConfigError
 from kvist_connector.settings import add_flags, load, to_yaml
 from kvist_router.admin import admin_app
-from kvist_router.discovery.file import watch_file
-from kvist_router.discovery.static import static
+from kvist_router.discovery.source import Source
+from kvist_router.discovery.sources import source
 from kvist_router.endpoint import Endpoint, rest_app
 from kvist_router.metrics import MindMetrics, RelayMetrics
+from kvist_router.mind.agent_link import AgentLink
+from kvist_router.mind.drain import DrainAcknowledger
 from kvist_router.mind.feed_reader import FeedReader
 from kvist_router.mind.fleet import Fleet
 from kvist_router.mind.health import HealthChecker
@@ -148,19 +150,17 @@ async def build(settings: RouterSettings) -> AsyncIterator[Running]:
         closing(listen(settings.host, settings.port, "port")) as endpoint_socket,
         closing(listen(settings.admin_host, settings.admin_port, "admin-port")) as admin_socket,
     ):
-        async with (
-            Upstream(limits) as upstream,
-            aiohttp.ClientSession(trust_env=False) as others,
-            _mind(settings, others, MindMetrics(registry), relay_metrics) as mind,
-        ):
-            relay = Relay(mind, upstream, limits, relay_metrics, settings.tenant.header)
-            readiness = Readiness(mind.replicas, mind.source, settings.index.ready_seconds)
-            apps: list[tuple[ASGIApp, socket.socket]] = [
-                (Endpoint(relay, rest_app(mind, registry, readiness)), endpoint_socket),
-                (admin_app(mind, registry), admin_socket),
-            ]
-            servers = Servers(apps, limits.drain_seconds)
-            yield Running(mind, servers, _url(endpoint_socket), _url(admin_socket))
+        async with Upstream(limits) as upstream, aiohttp.ClientSession(trust_env=False) as others:
+            found = source(settings, others, os.environ)
+            async with _mind(settings, found, others, MindMetrics(registry), relay_metrics) as mind:
+                relay = Relay(mind, upstream, limits, relay_metrics, settings.tenant.header)
+                readiness = Readiness(mind.replicas, mind.source, found, settings.index.ready_seconds)
+                apps: list[tuple[ASGIApp, socket.socket]] = [
+                    (Endpoint(relay, rest_app(mind, registry, readiness)), endpoint_socket),
+                    (admin_app(mind, registry), admin_socket),
+                ]
+                servers = Servers(apps, limits.drain_seconds, settings.grace_seconds, readiness.stop)
+                yield Running(mind, servers, _url(endpoint_socket), _url(admin_socket))
 
 
 async def _serve(settings: RouterSettings) -> None:
@@ -184,40 +184,29 @@ def _url(listener: socket.socket) -> str:
 
 @asynccontextmanager
 async def _mind(
-    settings: RouterSettings, session: aiohttp.ClientSession, metrics: MindMetrics, relay: RelayMetrics
+    settings: RouterSettings,
+    found: Source,
+    session: aiohttp.ClientSession,
+    metrics: MindMetrics,
+    relay: RelayMetrics,
 ) -> AsyncIterator[LocalMind]:
     """The mind with its background tasks running."""
-    tokens, model = settings.tokens, settings.model
-    local = None
-    if model.path is not None:
-        local = await asyncio.to_thread(
-            ModelTokenizer, model.path, tokens.cache_bytes, tokens.inline_characters
-        )
-    remote = RemoteTokenizer(session, tokens.remote_seconds)
-    source = PromptSource(local, remote, metrics, verify=model.verify_cases > 0)
-    mind = LocalMind(settings, policy(settings.policy), source, metrics, _secret(settings.tenant.secret_file))
-    reader = FeedReader(
-        session,
-        settings.name,
-        settings.index.silent_seconds,
-        mind.feed_message,
-        time.monotonic,
-        Random(),
-        metrics,
-    )
-    fleet = Fleet(mind, settings.index, reader, HealthChecker(session, settings.health), metrics, relay.keep)
-
-    verifier = Verifier(mind.replicas, source, remote, model.verify_cases)
+    model = settings.model
+    local = await asyncio.to_thread(_tokenizer, settings)
+    remote = RemoteTokenizer(session, settings.tokens.remote_seconds)
+    prompts = PromptSource(local, remote, metrics, verify=model.verify_cases > 0)
+    secret = _secret(settings.tenant.secret_file)
+    mind = LocalMind(settings, policy(settings.policy), prompts, metrics, secret)
+    fleet = _fleet(settings, mind, session, metrics, relay)
 
     async def discover() -> None:
-        file = settings.replicas_file
-        source = static(settings.replicas) if file is None else watch_file(file, settings.replicas)
-        async for replicas in source:
+        async for replicas in found.watch():
             await fleet.apply(replicas)
         await asyncio.Event().wait()  # a static list never changes
 
     loops = [("discovery", discover)]
     if local is not None and model.verify_cases:
+        verifier = Verifier(mind.replicas, prompts, remote, model.verify_cases)
         loops.append(("verify", verifier.run))
     tasks = [asyncio.create_task(supervised(name, loop, metrics)) for name, loop in loops]
     try:
@@ -227,3 +216,26 @@ async def _mind(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await fleet.close()
+
+
+def _tokenizer(settings: RouterSettings) -> ModelTokenizer | None:
+    if settings.model.path is None:
+        return None
+    tokens = settings.tokens
+    return ModelTokenizer(settings.model.path, tokens.cache_bytes, tokens.inline_characters)
+
+
+def _fleet(
+    settings: RouterSettings,
+    mind: LocalMind,
+    session: aiohttp.ClientSession,
+    metrics: MindMetrics,
+    relay: RelayMetrics,
+) -> Fleet:
+    own = socket.gethostname() if settings.kubernetes.service else "router"
+    link = AgentLink(settings.name or own, settings.agent.token_file)
+    silent = settings.index.silent_seconds
+    reader = FeedReader(session, link, silent, mind.feed_message, time.monotonic, Random(), metrics)
+    acknowledger = DrainAcknowledger(session, link, silent)
+    health = HealthChecker(session, settings.health)
+    return Fleet(mind, settings.index, reader, acknowledger, health, metrics, relay.keep)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-
 import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 from prometheus_client import CollectorRegistry
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvist_connector import names
 from kvist_router.admin import metrics_response
-from kvist_router.mind.interface import Refusal
+from kvist_router.http_errors import one_error_form
 from kvist_router.mind.mind import LocalMind
 from kvist_router.readiness import Readiness
-from kvist_router.relay.answers import INTERNAL, NOT_FOUND, error_body
 from kvist_router.relay.app import PATHS, Relay
-
-_log = logging.getLogger(__name__)
 
 
 class Endpoint:
@@ -39,6 +33,7 @@ class Endpoint:
 def rest_app(mind: LocalMind, registry: CollectorRegistry, readiness: Readiness) -> FastAPI:
     """`GET /v1/models`, `/healthz`, `/readyz`, `/metrics`; anything else is an OpenAI-form 404."""
     app = FastAPI(title="kvist router", docs_url=None, redoc_url=None, openapi_url=None)
+    one_error_form(app, ", ".join((*PATHS, "/v1/models")))
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -64,14 +59,5 @@ def rest_app(mind: LocalMind, registry: CollectorRegistry, readiness: Readiness)
     @app.get(names.PATH_METRICS)
     async def metrics() -> Response:
         return metrics_response(registry)
-
-    @app.exception_handler(HTTPException)
-    async def http_error(_: Request, error: HTTPException) -> Response:
-        known = NOT_FOUND if error.status_code == 404 else Refusal(error.status_code, str(error.detail))
-        return Response(error_body(known), error.status_code, error.headers, "application/json")
-
-    @app.exception_handler(Exception)
-    async def any_error(_: Request, error: Exception) -> Response:
-        return Response(error_body(INTERNAL), 500, media_type="application/json")
 
     return app

@@ -76,6 +76,9 @@ class MindMetrics:
         self.decisions = Counter(
             "kvist_router_decisions_total", "Requests sent to a replica.", replica, registry=registry
         )
+        self.waiting = Gauge(
+            "kvist_router_waiting_requests", "Requests that wait for a replica.", registry=registry
+        )
         self.refusals = Counter(
             "kvist_router_refusals_total",
             "Requests refused before an engine saw them.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+from kvist_router.discovery.source import Source
 from kvist_router.mind.prompts import PromptSource
 from kvist_router.mind.replica import Replica
 
@@ -21,19 +22,28 @@ class Readiness:
         self,
         replicas: Mapping[str, Replica],
         source: PromptSource,
+        discovery: Source,
         wait_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._replicas = replicas
         self._source = source
+        self._discovery = discovery
+        self._stopping = False
         self._clock = clock
         self._until = clock() + wait_seconds
 
+    def stop(self) -> None:
+        """The router is about to end: from now on it is not ready."""
+        self._stopping = True
+
     def problem(self) -> str:
         """Why requests should not come here; empty when they may."""
+        if self._stopping:
+            return "the router is stopping"
         replicas, now = list(self._replicas.values()), self._clock()
         if not replicas:
-            return "no replica is known"
+            return "; ".join(filter(None, ("no replica is known", self._discovery.problem)))
         if not any(replica.healthy and replica.models and not replica.draining for replica in replicas):
             return "; ".join(f"{replica.name}: {replica.problem or 'draining'}" for replica in replicas)
         unknown = [replica for replica in replicas if replica.agent is not None and not replica.mirrored(now)]

@@ -1,7 +1,7 @@
 """uvicorn servers that share one loop and one pair of signals. Called by app.py.
 
-SIGTERM or SIGINT: stop listening, let running answers end within the drain time, exit. A second one
-ends them at once.
+SIGTERM or SIGINT: say so to `on_stop`, serve on for the grace time, stop listening, let running answers
+end within the drain time, exit. Each further one skips to the next of these steps.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -47,13 +47,22 @@ def listen(host: str, port: int, setting: str) -> socket.socket:
 
 
 class Servers:
-    """Apps on their sockets. `run` returns after `stop` and the drain."""
+    """Apps on their sockets. `run` returns after `stop`, grace and drain."""
 
-    def __init__(self, apps: list[tuple[ASGIApp, socket.socket]], drain_seconds: float) -> None:
+    def __init__(
+        self,
+        apps: list[tuple[ASGIApp, socket.socket]],
+        drain_seconds: float,
+        grace_seconds: float = 0.0,
+        on_stop: Callable[[], None] = lambda: None,
+    ) -> None:
         self._servers = [(_Server(_config(app, drain_seconds)), listener) for app, listener in apps]
+        self._grace_seconds = grace_seconds
+        self._on_stop = on_stop
+        self._grace: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Serve until `stop`."""
+        """Serve until `stop` and what follows."""
         async with asyncio.TaskGroup() as group:
             for server, listener in self._servers:
                 group.create_task(server.serve(sockets=[listener]))
@@ -70,6 +79,17 @@ class Servers:
                 loop.remove_signal_handler(number)
 
     def stop(self) -> None:
+        """The next step towards the end: grace, drain, at once."""
+        if self._grace is None:
+            self._on_stop()
+            loop = asyncio.get_running_loop()
+            self._grace = loop.call_later(self._grace_seconds, self._close)
+            if self._grace_seconds > 0:
+                return
+        self._grace.cancel()
+        self._close()
+
+    def _close(self) -> None:
         """Drain; the second call ends running answers at once."""
         for server, _ in self._servers:
             server.force_exit = server.should_exit

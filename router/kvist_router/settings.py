@@ -13,7 +13,11 @@ from pydantic import Field, HttpUrl, TypeAdapter, field_validator, model_validat
 from kvist_connector import names
 from kvist_connector.settings import Settings
 
+# Until every proxy and load balancer has heard that an endpoint goes away.
+KUBERNETES_GRACE_SECONDS = 10.0
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _URL = TypeAdapter(HttpUrl)
+_LABEL = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$"  # of a Service or namespace
 
 
 def checked_url(value: str) -> str:
@@ -49,6 +53,45 @@ class ReplicaSettings(Settings):
         return self.name or self.url.split("://", 1)[1].replace("/", "-").replace(":", "-")
 
 
+class AgentSettings(Settings):
+    """How agents are asked."""
+
+    token_file: Path | None = Field(
+        default=None,
+        description="file with the agents' bearer token, read at every connection, so that it may change; "
+        "none: no token",
+    )
+
+
+class KubernetesSettings(Settings):
+    """Discovery by the EndpointSlices of a Service. The defaults are a pod's own."""
+
+    service: str = Field(
+        default="",
+        max_length=63,
+        pattern=_LABEL,
+        description="headless Service whose endpoints are the replicas, with ports named engine and agent; "
+        "none: no discovery in Kubernetes",
+    )
+    namespace: str = Field(
+        default="", max_length=63, pattern=_LABEL, description="its namespace; default: the pod's own"
+    )
+    server: str | None = Field(default=None, description="URL of the API server; default: the pod's own")
+    token_file: Path | None = Field(
+        default=Path(SERVICE_ACCOUNT, "token"),
+        description="file with the bearer token, read at every request, since it rotates; none: no token",
+    )
+    ca_file: Path | None = Field(
+        default=Path(SERVICE_ACCOUNT, "ca.crt"),
+        description="file with the API server's CA, read at every request; none: the system's",
+    )
+
+    @field_validator("server")
+    @classmethod
+    def _check_url(cls, value: str | None) -> str | None:
+        return None if value is None else checked_url(value)
+
+
 class ModelSettings(Settings):
     """Where tokens come from."""
 
@@ -78,8 +121,19 @@ class LimitSettings(Settings):
     idle_seconds: float = Field(
         default=120.0, gt=0, description="longest pause between two pieces of an answer, seconds"
     )
+    grace_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        description="time after SIGTERM in which /readyz says no and requests are still taken, until nobody "
+        "sends any more, seconds; default: 10 with discovery in Kubernetes, else 0",
+    )
     drain_seconds: float = Field(
-        default=120.0, ge=0, description="time that running answers have after SIGTERM, seconds"
+        default=120.0, ge=0, description="time that running answers have after that, seconds"
+    )
+    queue_seconds: float = Field(
+        default=0.0,
+        ge=0,
+        description="how long a request waits for a replica when none can take it, seconds; 0: it is refused",
     )
     connections: int = Field(default=4096, ge=1, description="most connections to all engines together")
     in_flight: int = Field(
@@ -165,13 +219,24 @@ class RouterSettings(Settings):
         le=65535,
         description="port of decisions, replicas, metrics; 0: any",
     )
-    name: str = Field(default="router", max_length=64, description="reader id at the agents' feeds")
+    name: str = Field(
+        default="",
+        max_length=128,
+        description="reader id at the agents' feeds, of each router its own; "
+        "default: router, with discovery in Kubernetes the host's name, which is the pod's",
+    )
     replicas: tuple[ReplicaSettings, ...] = Field(
         default=(), description="YAML list of {name, url, agent}; see also --replica"
     )
     replicas_file: Path | None = Field(
-        default=None, description="YAML file with a list of {name, url, agent}, read again when it changes"
+        default=None,
+        description="YAML file with a list of {name, url, agent}, read again when it changes; "
+        "it may come to exist later",
     )
+    kubernetes: KubernetesSettings = Field(
+        default=KubernetesSettings(), description="discovery in Kubernetes"
+    )
+    agent: AgentSettings = Field(default=AgentSettings(), description="agents")
     policy: Literal["kvist", "least-load", "round-robin"] = Field(
         default="kvist", description="kvist (predicted TTFT), least-load or round-robin"
     )
@@ -186,10 +251,25 @@ class RouterSettings(Settings):
 
     @model_validator(mode="after")
     def _check_replicas(self) -> RouterSettings:
-        if not self.replicas and self.replicas_file is None:
-            raise ValueError("no replicas: give --replica URL, `replicas`, or `replicas_file`")
+        listed = bool(self.replicas) or self.replicas_file is not None
+        if not listed and not self.kubernetes.service:
+            raise ValueError(
+                "no replicas: give --replica URL, `replicas`, `replicas_file` or `kubernetes.service`"
+            )
+        if listed and self.kubernetes.service:
+            raise ValueError(
+                "replicas come from one place: give either kubernetes.service, or replicas and replicas_file"
+            )
         check_names(self.replicas)
         return self
+
+    @property
+    def grace_seconds(self) -> float:
+        """See limits.grace_seconds."""
+        given = self.limits.grace_seconds
+        if given is not None:
+            return given
+        return KUBERNETES_GRACE_SECONDS if self.kubernetes.service else 0.0
 
 
 def check_names(replicas: tuple[ReplicaSettings, ...]) -> None:

@@ -1,4 +1,8 @@
-"""Where the list of replicas comes from: `static` settings, a `file` that is read again when it changes.
+"""Where the list of replicas comes from.
 
-A source is an async iterator of whole lists; mind/fleet.py compares each with what it has.
+source      the contract
+static      the settings
+file        a YAML file that is read again when it changes
+kubernetes  EndpointSlices of a headless Service: kubernetes_api talks to the API server, endpoint_slices
+            turns its objects into replicas
 """

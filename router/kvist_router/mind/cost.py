@@ -1,7 +1,8 @@
 """Predicted time to first token of a prompt on one replica. Pure; called by mind/mind.py.
 
-    TTFT = queue + load + pending + recompute
+    TTFT = queue + space + load + pending + recompute
     queue      prefill tokens waiting there before us, at the replica's prefill speed
+    space      time until the engine's KV space has room, beyond the queue
     load       chunks that come from memory or a lower tier, at the tier's measured price
     pending    time until chunks that another request computes there are ready, beyond the queue
     recompute  prefill of the rest
@@ -67,17 +68,24 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     pending: float
     recompute: float
     reused: int
+    space: float = 0.0
 
     @property
     def total(self) -> float:
         """Predicted seconds to the first token."""
-        return self.queue + self.load + self.pending + self.recompute
+        return self.queue + self.space + self.load + self.pending + self.recompute
 
 
 def prompt_cost(
-    match: Match, tokens: int, chunk_tokens: int, block_tokens: int, speeds: Speeds, queue: float
+    match: Match,
+    tokens: int,
+    chunk_tokens: int,
+    block_tokens: int,
+    speeds: Speeds,
+    queue: float,
+    space: float = 0.0,
 ) -> Cost:
-    """Cost of one prompt of `tokens` behind `queue` seconds of other prefill.
+    """Cost of one prompt of `tokens` behind `queue` seconds of other prefill and `space` more of waiting.
 
     The engine computes at least the last token, and reuses whole blocks only. One that has not
     measured its prefill loads all that it can (planner.py), so the prior does not decide that here: it
@@ -90,11 +98,11 @@ def prompt_cost(
     pending = 0.0
     if match.pending_chunks:
         reused = max(reused, min((match.hit.chunks + match.pending_chunks) * chunk_tokens, most))
-        pending = max(0.0, match.pending_ready - queue)
+        pending = max(0.0, match.pending_ready - queue - space)
     if not speeds.measured:
         load = min(load, UNMEASURED_LOAD * speeds.prefill.seconds(gpu, reused))
     recompute = speeds.prefill.seconds(reused, tokens) * speeds.correction
-    return Cost(queue, load, pending, recompute, reused)
+    return Cost(queue, load, pending, recompute, reused, space)
 
 
 def _loaded(match: Match, first: int, chunk_tokens: int, speeds: Speeds) -> tuple[int, float]:

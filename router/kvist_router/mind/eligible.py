@@ -1,11 +1,11 @@
 """Filters: which replicas may take a request at all, or the refusal that says why none.
 
-Pure; called by mind.py.
+Pure; called by mind.py. One that drains gets new requests only when there is no other.
 """
 
 from __future__ import annotations
 
-from kvist_router.errors import Refused
+from kvist_router.errors import Refused, Unavailable
 from kvist_router.mind.interface import Refusal
 from kvist_router.mind.models import ServedModel
 from kvist_router.mind.replica import Replica
@@ -14,22 +14,19 @@ RETRY_AFTER_SECONDS = 2
 
 
 def eligible(replicas: list[Replica], model: str | None, exclude: tuple[str, ...]) -> list[Replica]:
-    """Replicas that are healthy, serve the model, are not draining and not excluded; raises Refused."""
+    """Replicas that can take a request for the model; raises Refused, Unavailable if waiting may help."""
     serving = [
         replica for replica in replicas if replica.models and (model is None or model in replica.models)
     ]
     if not serving:
         known = sorted({name for replica in replicas for name in replica.models})
         if model is None or not known:
-            raise Refused(_nobody("no engine has answered yet"))
+            raise Unavailable(_nobody("no engine has answered yet"))
         raise Refused(_unknown(model, known))
-    up = [replica for replica in serving if replica.healthy and replica.name not in exclude]
+    up = [replica for replica in serving if replica.serves and replica.name not in exclude]
     if not up:
-        raise Refused(_nobody("no healthy replica serves this model"))
-    ready = [replica for replica in up if not replica.draining]
-    if not ready:
-        raise Refused(_nobody("every replica of this model is draining"))
-    return ready
+        raise Unavailable(_nobody("no healthy replica serves this model"))
+    return [replica for replica in up if not replica.draining] or up
 
 
 def model_of(replica: Replica, model: str | None) -> ServedModel:

@@ -18,6 +18,7 @@ from kvist_connector.protocol.feed import FeedMessage, Snapshot
 from kvist_connector.protocol.framing import FrameDecoder, FrameError
 from kvist_router.errors import FeedError
 from kvist_router.metrics import MindMetrics
+from kvist_router.mind.agent_link import AgentLink
 from kvist_router.mind.replica import Replica
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
@@ -31,7 +32,7 @@ class FeedReader:
     def __init__(
         self,
         session: aiohttp.ClientSession,
-        reader: str,
+        link: AgentLink,
         silent_seconds: float,
         apply: Callable[[Replica, FeedMessage], None],
         now: Callable[[], float],
@@ -39,7 +40,7 @@ class FeedReader:
         metrics: MindMetrics,
     ) -> None:
         self._session = session
-        self._reader = reader
+        self._link = link
         self._timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=silent_seconds, sock_read=silent_seconds
         )
@@ -70,8 +71,13 @@ class FeedReader:
         """One connection, from snapshot to its end; returns why it ended."""
         try:
             async with self._session.get(
-                f"{replica.agent}{names.PATH_FEED}", params={"reader": self._reader}, timeout=self._timeout
+                f"{replica.agent}{names.PATH_FEED}",
+                params={"reader": self._link.reader, "acknowledges": "1"},
+                headers=await self._link.headers(),
+                timeout=self._timeout,
             ) as response:
+                if response.status == 401:
+                    return "status 401: is agent.token_file the token of the agents?"
                 if response.status != 200:
                     return f"status {response.status}"
                 await self._frames(replica, response)

@@ -10,7 +10,9 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
+from kvist_router.discovery.source import Listed
 from kvist_router.metrics import MindMetrics
+from kvist_router.mind.drain import DrainAcknowledger
 from kvist_router.mind.feed_reader import FeedReader
 from kvist_router.mind.health import HealthChecker
 from kvist_router.mind.mind import LocalMind
@@ -39,6 +41,7 @@ class Fleet:
         mind: LocalMind,
         index: IndexSettings,
         reader: FeedReader,
+        acknowledger: DrainAcknowledger,
         health: HealthChecker,
         metrics: MindMetrics,
         keep_series: Callable[[Collection[str]], None],
@@ -46,20 +49,24 @@ class Fleet:
         self._mind = mind
         self._index = index
         self._reader = reader
+        self._acknowledger = acknowledger
         self._health = health
         self._metrics = metrics
         self._keep_series = keep_series
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._ticker = asyncio.create_task(supervised("tick", self._tick, metrics))
 
-    async def apply(self, wanted: Iterable[ReplicaSettings]) -> None:
+    async def apply(self, wanted: Iterable[Listed]) -> None:
         """Make the replicas those of `wanted`. Streams to a removed one go on; it gets no new requests."""
+        listed = {item.replica.label: item for item in wanted}
         current = [replica.settings for replica in self._mind.replicas.values()]
-        removed, added = changes(current, wanted)
+        removed, added = changes(current, [item.replica for item in listed.values()])
         for settings in removed:
             await self._remove(settings.label)
         for settings in added:
             self._add(settings)
+        for name, replica in self._mind.replicas.items():
+            replica.listed(listed[name].ready, listed[name].draining)
 
     async def close(self) -> None:
         """Stop every task."""
@@ -72,7 +79,7 @@ class Fleet:
         self._mind.replicas[replica.name] = replica
         loops = [("health", self._health.run)]
         if replica.agent is not None:
-            loops.append(("feed", self._reader.run))
+            loops += [("feed", self._reader.run), ("drain", self._acknowledger.run)]
         self._tasks[replica.name] = [
             asyncio.create_task(supervised(name, partial(run, replica), self._metrics)) for name, run in loops
         ]

@@ -64,9 +64,12 @@ class InFlightMap:
         """Remove an entry; None when it is not there (any more)."""
         entry = self._entries.pop(request_id, None)
         if entry is not None:
-            entry.replica.outstanding_requests -= 1
+            replica = entry.replica
+            replica.outstanding_requests -= 1
             if not entry.first_byte:
-                entry.replica.outstanding_tokens -= entry.uncached_tokens
+                replica.outstanding_tokens -= entry.uncached_tokens
+            if not replica.outstanding_requests:
+                replica.idle()
         return entry
 
     def expired(self, now: float) -> Iterator[str]:

@@ -22,7 +22,7 @@ from kvist_router.errors import Refused
 from kvist_router.metrics import MindMetrics
 from kvist_router.mind.choice import Candidate, Choice, Policy
 from kvist_router.mind.cost import Cost, prompt_cost
-from kvist_router.mind.eligible import eligible, model_of
+from kvist_router.mind.eligible import model_of
 from kvist_router.mind.inflight import InFlight, InFlightMap
 from kvist_router.mind.interface import Decision, Metadata, Refusal, Report
 from kvist_router.mind.models import ServedModel
@@ -30,6 +30,7 @@ from kvist_router.mind.outcome import Outcomes
 from kvist_router.mind.prompts import Prompts, PromptSource
 from kvist_router.mind.records import Considered, DecisionRecord, Records
 from kvist_router.mind.replica import Chain, Identity, Replica
+from kvist_router.mind.waiting import Waiting
 from kvist_router.relay.edits import edit_body
 from kvist_router.settings import RouterSettings
 from kvist_router.tokens.keys import TOKEN_BYTES, KeyMemo
@@ -86,6 +87,7 @@ class LocalMind:
         limits = settings.limits
         longest = 2 * (limits.first_byte_seconds + limits.idle_seconds)
         self.in_flight = InFlightMap(limits.in_flight, max(3600.0, longest))
+        self._waiting = Waiting(self.replicas, limits.queue_seconds, metrics)
         self._outcomes = Outcomes(self.records, self.in_flight, metrics, source, clock)
         self._settings = settings
         self._policy = policy
@@ -128,8 +130,10 @@ class LocalMind:
     def tick(self) -> None:
         """Once a second: end what nobody ends."""
         now = self._clock()
+        self._waiting.look()
         for replica in self.replicas.values():
             replica.pending.expire(now)
+            replica.tick(now)
         for request_id in self.in_flight.expired(now):
             self._outcomes.report(request_id, Report("failed", error="the relay never reported an end"))
 
@@ -144,12 +148,14 @@ class LocalMind:
 
     async def _question(self, body: bytes, metadata: Metadata) -> tuple[_Question, list[Replica]]:
         request = parse(body, metadata.path)
-        if self.in_flight.full:
+        if self.in_flight.full or len(self.in_flight) + len(self._waiting) >= self._settings.limits.in_flight:
             raise Refused(Refusal(503, "the router is at its limit of requests in flight",
                                   "service_unavailable", code="overloaded", retry_after=1))  # fmt: skip
-        replicas = eligible(list(self.replicas.values()), request.model, metadata.exclude)
+        replicas = await self._waiting.replicas(request.model, metadata)
         model = model_of(replicas[0], request.model)
         prompts = await self.source.prompts(request, replicas[0].url)
+        # A drain may have begun meanwhile, and once we have acknowledged it nothing more may go there.
+        replicas = [replica for replica in replicas if replica.takes] or replicas
         lengths = [len(packed) // TOKEN_BYTES for packed in prompts.packed]
         if model.longest is not None and lengths and max(lengths) > model.longest:
             raise Refused(_too_long(max(lengths), model.longest, request))
@@ -197,14 +203,17 @@ class LocalMind:
 
     def _cost(self, question: _Question, replica: Replica, chains: list[Chain], now: float) -> Cost:
         speeds, queue = replica.speeds, replica.queue_seconds(now)
+        space = max(0.0, replica.space_seconds(now, question.tokens) - queue)
         if not chains:
             recompute = speeds.prefill.seconds(0, question.tokens) * speeds.correction
-            return Cost(queue, 0.0, 0.0, recompute, 0)
+            return Cost(queue, 0.0, 0.0, recompute, 0, space)
         total: Cost | None = None
         for chain in chains:
             match = replica.match(chain, self._memo, now)
             tokens = len(chain.packed) // TOKEN_BYTES
-            cost = prompt_cost(match, tokens, replica.chunk_tokens, replica.block_tokens, speeds, queue)
+            cost = prompt_cost(
+                match, tokens, replica.chunk_tokens, replica.block_tokens, speeds, queue, space
+            )
             total = cost if total is None else _together(total, cost)
         assert total is not None
         return total
@@ -282,7 +291,14 @@ class LocalMind:
 def _considered(candidate: Candidate) -> Considered:
     cost = candidate.cost
     return Considered(
-        candidate.name, cost.total, cost.queue, cost.load, cost.pending, cost.recompute, cost.reused
+        candidate.name,
+        cost.total,
+        cost.queue,
+        cost.load,
+        cost.pending,
+        cost.recompute,
+        cost.reused,
+        cost.space,
     )
 
 
@@ -294,6 +310,7 @@ def _together(first: Cost, second: Cost) -> Cost:
         max(first.pending, second.pending),
         first.recompute + second.recompute,
         first.reused + second.reused,
+        first.space,
     )
 
 

@@ -82,6 +82,8 @@ class Outcomes:
         computed = entry.first_byte and report.event != "failed"
         if not computed or not entry.replica.mirrored(self._clock()):
             entry.replica.pending.drop(entry.computes, entry.id)
+        if computed:
+            entry.replica.held(self._clock() - entry.decided)
         if report.unreachable:
             entry.replica.unreachable(report.error)
         decision = self._records.get(entry.id)

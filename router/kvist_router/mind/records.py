@@ -23,6 +23,7 @@ class Considered(msgspec.Struct, frozen=True, gc=False):
     pending: float
     recompute: float
     reused_tokens: int
+    space: float = 0.0
 
 
 class Actual(msgspec.Struct, frozen=True):

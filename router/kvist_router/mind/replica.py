@@ -8,6 +8,7 @@ does for an engine without agent.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from kvist_router.tokens.keys import TOKEN_BYTES, KeyMemo
 
 BLOCK_TOKENS = 16  # of an engine that did not say
 PENDING_KEYS = 65_536
+HELD_WEIGHT = 0.1
 LOAD_SECONDS = 3.0  # a load report older than this is not used
 _KNOWN_TIERS = frozenset(int(tier) for tier in Tier)
 
@@ -49,6 +51,8 @@ class Replica:
         self.name, self.url, self.agent = settings.label, settings.url, settings.agent
         self.healthy = False
         self.problem = "not checked yet"
+        self.listed_ready = True  # as discovery has it
+        self.terminating = False
         self.models: dict[str, ServedModel] = {}
         self.starts = 0  # how often the engine came up
         self.mirror = Mirror(index.max_keys)
@@ -60,6 +64,8 @@ class Replica:
         self.gpu_doubted = False
         self.load = EngineLoad()
         self.engine_connected = False
+        self.drain_news = asyncio.Event()  # the agent should hear from us (drain.py)
+        self.held_seconds = 0.0  # how long a request stays, moving mean; 0.0 until one has ended
         self.outstanding_tokens = 0
         self.outstanding_requests = 0
         self.chunk_tokens = CHUNK_TOKENS
@@ -73,8 +79,22 @@ class Replica:
 
     @property
     def draining(self) -> bool:
-        """Whether it takes no new requests."""
-        return self.feed_live and self.mirror.draining
+        """Whether new requests should go elsewhere."""
+        return self.terminating or self.mirror.draining
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests can go there, if need be."""
+        return self.healthy and self.listed_ready
+
+    @property
+    def takes(self) -> bool:
+        """Whether requests should go there."""
+        return self.healthy and self.listed_ready and not self.draining
+
+    def listed(self, ready: bool, terminating: bool) -> None:
+        """What discovery says of it now."""
+        self.listed_ready, self.terminating = ready, terminating
 
     def identity(self, model: str) -> Identity:
         """The feed's, or one of our own for an engine that has none."""
@@ -119,6 +139,34 @@ class Replica:
             tokens = max(tokens, self.load.waiting_prefill_tokens + self.load.running_prefill_tokens)
         return self.speeds.prefill.linear * tokens * self.speeds.correction
 
+    def space_seconds(self, now: float, tokens: int) -> float:
+        """Until the engine's KV space has room for a prompt, behind those that wait there already.
+
+        By Little's law `used` tokens that each stay `held_seconds` make way at used / held_seconds a second.
+        """
+        load = self.load
+        if not load.kv_tokens_total or not self.held_seconds or now - self._load_at > LOAD_SECONDS:
+            return 0.0
+        before = max(self.outstanding_tokens, load.waiting_prefill_tokens + load.running_prefill_tokens)
+        wanted = min(before + tokens, load.kv_tokens_total)
+        missing = wanted - (load.kv_tokens_total - load.kv_tokens_used)
+        return missing / load.kv_tokens_used * self.held_seconds if missing > 0 else 0.0
+
+    def held(self, seconds: float) -> None:
+        """A request has ended, `seconds` after it was sent."""
+        old = self.held_seconds
+        self.held_seconds = old + HELD_WEIGHT * (seconds - old) if old else seconds
+
+    def idle(self) -> None:
+        """Its last request has ended."""
+        if self.mirror.draining:
+            self.drain_news.set()
+
+    def tick(self, now: float) -> None:
+        """A drain that nobody confirms any more is over: the agent may be gone, and the engine go on."""
+        if self.mirror.draining and not self.feed_live and now - self._feed_lost > self._stale_seconds:
+            self.mirror.draining = False
+
     def computes(self, keys: Sequence[bytes], now: float) -> list[bytes]:
         """The keys it does not hold yet: what a dispatch makes pending."""
         if not self.mirrored(now):
@@ -162,6 +210,7 @@ class Replica:
             known = bool(message.fingerprint)
             self._identity = (message.fingerprint, message.group, message.chunk_tokens) if known else None
             self.feed_live, self.feed_problem = True, ""
+            self._drain_told()
             return None
         self.mirror.follow(message.sequence)
         if isinstance(message, feed.Delta):
@@ -173,6 +222,7 @@ class Replica:
             self._take_load(message, now)
         elif isinstance(message, feed.State):
             self.mirror.state(message)
+            self._drain_told()
         else:
             return message.record
         return None
@@ -193,6 +243,10 @@ class Replica:
         self.starts += 1
         self.approximate.clear()
         self.pending.clear()
+
+    def _drain_told(self) -> None:
+        if self.mirror.draining:
+            self.drain_news.set()
 
     def _take_load(self, message: feed.Load, now: float) -> None:
         self.load, self._load_at = message.load, now

@@ -41,9 +41,6 @@ async def send_body(send: Send, status: int, body: bytes, headers: RawHeaders) -
     await send({"type": "http.response.body", "body": body})
 
 
-NOT_FOUND = Refusal(
-    404, "no such path; served: /v1/chat/completions, /v1/completions, /v1/models", code="not_found"
-)
 NOT_ALLOWED = Refusal(405, "this path takes POST", code="method_not_allowed")
 TOO_LATE = Refusal(504, "the engine did not answer in time", "timeout_error", code="upstream_timeout")
 SLOW_BODY = Refusal(408, "the request body did not arrive in time", "timeout_error", code="request_timeout")

@@ -66,6 +66,7 @@ class Relay:
         self._mind = mind
         self._upstream = upstream
         self._limits = limits
+        self._decision_seconds = limits.decide_seconds + limits.queue_seconds
         self._metrics = metrics
         self._budget = RetryBudget(limits.retry_ratio)
         self._tenant_header = tenant_header.encode()
@@ -129,7 +130,7 @@ class Relay:
         return result
 
     async def _decide(self, exchange: _Exchange, metadata: Metadata) -> Decision:
-        exchange.watch.phase("decision", self._limits.decide_seconds)
+        exchange.watch.phase("decision", self._decision_seconds)
         decision = await self._mind.decide(exchange.body, metadata)
         if isinstance(decision, Refusal):
             raise Refused(decision)

@@ -16,19 +16,28 @@ BEAT_SECONDS = 0.5
 
 
 class FakeAgent(LocalServer):
-    """Serves `opening` and `snapshot` to every reader, then what `push_*` send, in sequence."""
+    """Serves `opening` and `snapshot` to every reader, then what a test sends, in sequence.
+
+    `token`, when set, is asked of every request; `acknowledged` are the acknowledgements of drains, of
+    which the first `deaf` are answered 500.
+    """
 
     def __init__(self, opening: feed.Opening, snapshot: dict[int, list[bytes]] | None = None) -> None:
         super().__init__()
         self.opening = opening
         self.snapshot = snapshot or {}
         self.connections = 0
+        self.token = ""
+        self.deaf = 0
+        self.queries: list[dict[str, str]] = []
+        self.acknowledged: list[dict[str, object]] = []
         self._readers: dict[asyncio.Queue[bytes | None], int] = {}
 
     def application(self) -> web.Application:
         """See LocalServer."""
         app = web.Application()
         app.router.add_get(names.PATH_FEED, self._feed)
+        app.router.add_post(names.PATH_DRAIN_ACKNOWLEDGE, self._acknowledge)
         return app
 
     def delta(self, tier: int, added: list[bytes], removed: list[bytes] | None = None) -> None:
@@ -72,8 +81,23 @@ class FakeAgent(LocalServer):
             self._readers[queue] += 1
             queue.put_nowait(encode(build(self._readers[queue])))
 
+    def _allowed(self, request: web.Request) -> bool:
+        return not self.token or request.headers.get("Authorization") == f"Bearer {self.token}"
+
+    async def _acknowledge(self, request: web.Request) -> web.Response:
+        if not self._allowed(request):
+            return web.Response(status=401)
+        if self.deaf:
+            self.deaf -= 1
+            return web.Response(status=500)
+        self.acknowledged.append(await request.json())
+        return web.json_response({"counted": True})
+
     async def _feed(self, request: web.Request) -> web.StreamResponse:
+        if not self._allowed(request):
+            return web.Response(status=401)
         self.connections += 1
+        self.queries.append(dict(request.query))
         response = web.StreamResponse(headers={"content-type": feed.CONTENT_TYPE})
         await response.prepare(request)
         await response.write(encode(self.opening))

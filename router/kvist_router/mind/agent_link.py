@@ -1,0 +1,29 @@
+"""How agents are addressed: reader id and bearer token. Called by feed_reader.py and drain.py."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvist_router.errors import FeedError
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLink:
+    """`reader` is this router's name at every agent."""
+
+    reader: str
+    token_file: Path | None = None
+
+    async def headers(self) -> dict[str, str]:
+        """Of one request. The token is read anew: it changes when its Secret is rotated. Raises FeedError."""
+        if self.token_file is None:
+            return {}
+        try:
+            token = (await asyncio.to_thread(self.token_file.read_text)).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise FeedError(f"agent.token_file: {self.token_file} cannot be read: {error}") from error
+        if not token.isascii() or not token.isprintable():
+            raise FeedError(f"agent.token_file: {self.token_file} holds no bearer token: one line of ASCII")
+        return {"Authorization": f"Bearer {token}"}

@@ -1,0 +1,64 @@
+"""Tells a draining replica's agent that nothing more comes from this router. Called by mind/fleet.py.
+
+The agent's drain waits for it. An acknowledgement goes out when the feed says `draining` (from then on
+eligible.py prefers every other replica) and when the last request there has ended; it carries the number
+still running, which the agent cannot know so soon: a request may be on its way to the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import aiohttp
+
+from kvist_connector import names
+from kvist_router.errors import FeedError
+from kvist_router.mind.agent_link import AgentLink
+from kvist_router.mind.replica import Replica
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class DrainAcknowledger:
+    """`seconds` is the deadline of one acknowledgement."""
+
+    def __init__(self, session: aiohttp.ClientSession, link: AgentLink, seconds: float) -> None:
+        self._session = session
+        self._link = link
+        self._timeout = aiohttp.ClientTimeout(total=seconds)
+
+    async def run(self, replica: Replica) -> None:
+        """Acknowledge every drain until cancelled."""
+        while True:
+            await replica.drain_news.wait()
+            replica.drain_news.clear()
+            pause = FIRST_PAUSE
+            while replica.feed_live and replica.mirror.draining:
+                problem = await self._tell(replica)
+                if not problem:
+                    break
+                _log.warning("drain of %s not acknowledged: %s", replica.name, problem)
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_PAUSE, 2 * pause)
+
+    async def _tell(self, replica: Replica) -> str:
+        """What went wrong; empty when nothing did."""
+        try:
+            headers = await self._link.headers()
+            body = {"reader": self._link.reader, "in_flight": replica.outstanding_requests}
+            async with self._session.post(
+                f"{replica.agent}{names.PATH_DRAIN_ACKNOWLEDGE}",
+                json=body,
+                headers=headers,
+                timeout=self._timeout,
+            ) as answer:
+                return "" if answer.status == 200 else f"status {answer.status}"
+        except TimeoutError:
+            return "no answer in time"
+        except FeedError as error:
+            return str(error)
+        except (aiohttp.ClientError, OSError) as error:
+            return f"{type(error).__name__}: {error}"
