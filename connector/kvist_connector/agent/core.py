@@ -69,6 +69,7 @@ class Core:
     counts: Counter[str] = field(default_factory=Counter)
     sessions: set[Session] = field(default_factory=set)
     engine_load: EngineLoad = field(default_factory=EngineLoad)
+    draining: bool = False  # see drain.py
 
     def __post_init__(self) -> None:
         self._evicted: list[bytes] = []

@@ -27,13 +27,14 @@ HEARTBEAT_SECONDS = 1.0
 class Reader:
     """One stream. Frames are numbered here, so every reader sees a sequence of its own."""
 
-    def __init__(self, opening: Opening, limit: int) -> None:
+    def __init__(self, opening: Opening, limit: int, acknowledges: bool = False) -> None:
         self._frames: deque[bytes] = deque([encode(opening)])
         self._bytes = len(self._frames[0])
         self._limit = limit
         self._sequence = 0
         self._more = asyncio.Event()
         self._more.set()
+        self.acknowledges = acknowledges  # a router, which a drain waits for
         self.closed = False
 
     def push(self, make: Callable[[int], Message]) -> None:
@@ -91,13 +92,19 @@ class Feed:
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self.overruns = 0
+        self.on_reader: Callable[[str], None] = lambda name: None  # one came or went
 
     @property
     def readers(self) -> int:
         """Open streams."""
         return len(self._readers)
 
-    def open(self, name: str) -> Reader | None:
+    @property
+    def acknowledging(self) -> list[str]:
+        """Names of open streams whose readers acknowledge a drain."""
+        return [name for name, reader in self._readers.items() if reader.acknowledges]
+
+    def open(self, name: str, acknowledges: bool = False) -> Reader | None:
         """A new stream, snapshot queued; it replaces one of the same name. None: too many readers."""
         old = self._readers.pop(name, None)
         if old is not None:
@@ -108,11 +115,12 @@ class Feed:
         # The snapshot itself may be larger than the buffer of a reader that has caught up.
         parts = list(self._snapshot())
         room = self._buffer_bytes + sum(len(keys) + 64 for _, keys, _ in parts)
-        reader = Reader(self._view.opening(), room)
+        reader = Reader(self._view.opening(), room, acknowledges)
         for part in parts:
             tier, keys, last = part
             reader.push(lambda n, t=tier, k=keys, e=last: Snapshot(sequence=n, tier=t, keys=k, last=e))  # type: ignore[misc]
         self._readers[name] = reader
+        self.on_reader(name)
         self._push_load()
         return reader
 
@@ -121,6 +129,7 @@ class Feed:
         reader.close()
         if self._readers.get(name) is reader:
             del self._readers[name]
+            self.on_reader(name)
 
     def renew(self) -> None:
         """A new epoch: every reader has to start over."""
@@ -182,6 +191,7 @@ class Feed:
             if reader.closed:
                 self.overruns += 1
                 del self._readers[name]
+                self.on_reader(name)
 
     def _flush(self) -> None:
         changes, self._changes = self._changes, {}
