@@ -29,8 +29,6 @@ class Bed:
     api_service: str = "10.96.0.1"
     dns_service: str = "10.96.0.10"
     pods: str = "10.244.0.0/24"
-    cgroup: str = "kvist-e2e"
-    """Parent of the pods' cgroups, under every controller."""
 
     @property
     def server(self) -> str:
@@ -46,6 +44,11 @@ class Bed:
     def containerd(self) -> Path:
         """containerd's socket."""
         return self.state / "containerd.sock"
+
+    @property
+    def containers(self) -> Path:
+        """One folder a container, named like its cgroup. It outlives the containers' processes."""
+        return self.state / "run" / "io.containerd.runtime.v2.task" / "k8s.io"
 
     @property
     def log(self) -> Path:

@@ -90,8 +90,7 @@ def cni_config(bed: Bed) -> dict[str, object]:
 
 def filled(bed: Bed, name: str, **more: str) -> Path:
     """A template of this folder with the bed's values, written into its state."""
-    values = {"STATE": str(bed.state), "NODE": bed.node, "PODS": bed.pods, "CGROUP": bed.cgroup,
-              "DNS": bed.dns_service, **more}  # fmt: skip
+    values = {"STATE": str(bed.state), "NODE": bed.node, "PODS": bed.pods, "DNS": bed.dns_service, **more}
     text = (TEMPLATES / name).read_text()
     for key, value in values.items():
         text = text.replace(f"@{key}@", value)

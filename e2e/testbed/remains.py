@@ -15,18 +15,27 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def remove_cgroups(bed: Bed) -> None:
-    """The pods' cgroups under every controller. The kernel takes a moment to let go of ended processes."""
+    """The containers' cgroups. The kernel takes a moment to let go of ended processes."""
     until(
         "removing cgroups",
-        lambda: not [top for top in cgroups(bed) if not removed(top)],
+        lambda: not [group for group in cgroups(bed) if not removed(group)],
         30,
         lambda: f"Left: {', '.join(map(str, cgroups(bed)))}",
     )
+    for parent in parents():
+        with contextlib.suppress(OSError):  # another containerd's are in it
+            os.rmdir(parent)
 
 
 def cgroups(bed: Bed) -> list[Path]:
-    """Tops of the bed's cgroups, version 1 (one a controller) or 2."""
-    return [top for top in (CGROUPS / bed.cgroup, *CGROUPS.glob(f"*/{bed.cgroup}")) if top.is_dir()]
+    """Those of the bed's containers, under every controller, and no other's in the same parents."""
+    names = [folder.name for folder in bed.containers.iterdir()] if bed.containers.is_dir() else []
+    return [group for parent in parents() for name in names if (group := parent / name).is_dir()]
+
+
+def parents() -> list[Path]:
+    """Where containerd puts the containers of its namespace k8s.io: cgroups of version 1 or 2."""
+    return [top for top in (CGROUPS / "k8s.io", *CGROUPS.glob("*/k8s.io")) if top.is_dir()]
 
 
 def removed(top: Path) -> bool:

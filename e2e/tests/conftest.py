@@ -48,3 +48,12 @@ def namespace(kubectl: Kubectl) -> Iterator[str]:
     kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
     yield name
     kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
+
+
+@pytest.fixture(scope="session")
+def node(kubectl: Kubectl, here: Bed) -> str:
+    """The node's name; fails where only the API server runs."""
+    found = kubectl.get("node", here.node)
+    if found is None:
+        pytest.fail("there is no node: run `make e2e-up` first", pytrace=False)
+    return here.node
