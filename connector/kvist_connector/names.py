@@ -16,6 +16,7 @@ PORT_ROUTER_ADMIN: Final = 8081
 PORT_ENGINE: Final = 8100
 PORT_AGENT: Final = 8200
 PORT_REDIS: Final = 6379
+PORT_OPERATOR: Final = 8090
 
 # Headers of a response through the router; inbound `x-kvist-*` headers are dropped.
 HEADER_PREFIX: Final = "x-kvist-"
@@ -26,6 +27,7 @@ HEADER_PREDICTED_TOKENS: Final = "x-kvist-predicted-tokens"
 # Environment variables: PREFIX + field name in upper case, nested fields joined by "__".
 ENV_AGENT: Final = "KVIST_AGENT_"
 ENV_ROUTER: Final = "KVIST_ROUTER_"
+ENV_OPERATOR: Final = "KVIST_OPERATOR_"
 
 # HTTP paths of the agent.
 PATH_FEED: Final = "/v1/kvist/feed"

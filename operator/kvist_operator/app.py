@@ -1,0 +1,179 @@
+"""Composition root of the operator: settings in, a running operator out. Called by __main__.py only."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+import aiohttp
+from prometheus_client import CollectorRegistry
+
+from kvist_connector import names
+from kvist_connector.errors import ConfigError
+from kvist_connector.settings import add_flags, load, to_yaml
+from kvist_operator.control.acts import Acts
+from kvist_operator.control.api import Api, Key
+from kvist_operator.control.ask import HttpPrograms, Programs
+from kvist_operator.control.counted import CountedApi
+from kvist_operator.control.fenced import FencedApi
+from kvist_operator.control.gather import Gatherer
+from kvist_operator.control.health import serving
+from kvist_operator.control.journal import Journal
+from kvist_operator.control.lease import Elector, LeaseTerms
+from kvist_operator.control.login import login
+from kvist_operator.control.metrics import Metrics
+from kvist_operator.control.poll import RouterPoll
+from kvist_operator.control.queue import Backoff, WorkQueue
+from kvist_operator.control.reconcile import Reconciler
+from kvist_operator.control.rest import RestApi
+from kvist_operator.control.runtime import Loops, Operator
+from kvist_operator.control.supervise import supervised
+from kvist_operator.control.sweep import Sweep
+from kvist_operator.control.watch import Watches
+from kvist_operator.control.workers import Workers
+from kvist_operator.render.kube import Context, Images
+from kvist_operator.settings import OperatorSettings
+
+_log = logging.getLogger(__name__)
+
+_EXAMPLES = """examples:
+  python -m kvist_operator                                   # in a pod: its service account, all namespaces
+  KUBECONFIG=admin.conf python -m kvist_operator --watch-namespaces '[team-a, team-b]'
+  python -m kvist_operator --config operator.yaml --print-config
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """Parse, build, work until a signal; returns the exit status."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        settings = load(OperatorSettings, parsed, os.environ, names.ENV_OPERATOR)
+        if parsed.print_config:
+            sys.stdout.write(to_yaml(settings))
+            return 0
+        _configure_logs(settings.log_level)
+        asyncio.run(_until_signal(settings))
+    except ConfigError as error:
+        sys.stderr.write(f"kvist-operator: {error}\n")
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvist-operator",
+        description="Makes CacheCluster objects run: engines, caches, routers.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"kvist {version('kvist')}")
+    add_flags(parser, OperatorSettings)
+    return parser
+
+
+def _configure_logs(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    if level != "debug":
+        logging.getLogger("kopf").setLevel(logging.ERROR)
+
+
+async def _until_signal(settings: OperatorSettings) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with (
+        RestApi(login, settings.api_seconds) as api,
+        aiohttp.ClientSession(trust_env=False) as session,
+        operating(settings, api, HttpPrograms(session)) as operator,
+    ):
+        watch = Watches(api, login, operator.queue.add, settings.watch_namespaces)
+        watching = asyncio.create_task(supervised("watches", watch.run, operator.metrics))
+        await stop.wait()
+        _log.info("ending")
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+@asynccontextmanager
+async def operating(settings: OperatorSettings, bare: Api, programs: Programs) -> AsyncIterator[Operator]:
+    """Everything wired, taking part in the election; raises ConfigError. Watches are left to the caller."""
+    registry, clock = CollectorRegistry(), asyncio.get_running_loop().time
+    metrics = Metrics(registry)
+    api = CountedApi(bare, metrics.called)
+    identity = settings.identity or f"{socket.gethostname()}_{secrets.token_hex(4)}"
+    queue: WorkQueue[Key] = WorkQueue(settings.max_clusters, Backoff(), clock)
+    elector = Elector(api, terms(settings, identity), clock=clock)
+    fenced = FencedApi(api, elector.remaining)
+    journal = Journal(fenced, clock, now)
+    gatherer = Gatherer(fenced, programs, now, clock)
+    acts = Acts(fenced, programs, journal)
+    reconciler = Reconciler(fenced, gatherer, acts, journal, context(settings), clock)
+    workers = Workers(queue, reconciler, metrics, clock, settings.workers)
+    poll = RouterPoll(programs, reconciler.known, queue.add, clock)
+    namespaces = settings.watch_namespaces or (None,)
+    operator = Operator(
+        identity=identity,
+        api=api,
+        queue=queue,
+        elector=elector,
+        workers=workers,
+        loops=Loops(
+            sweep=lambda: Sweep(api, queue.add, namespaces),
+            sweep_seconds=settings.sweep_seconds,
+            poll=poll,
+            poll_seconds=settings.poll_seconds,
+            kinds=gatherer.optional_kinds,
+        ),
+        metrics=metrics,
+    )
+    metrics.watch(lambda: float(elector.leading), lambda: len(queue), lambda: len(reconciler.known))
+    async with (
+        serving(settings.host, settings.port, registry, operator.problem, operator.unready) as port,
+        operator.running(),
+    ):
+        _log.info("%s: health checks and metrics on port %s", identity, port)
+        yield operator
+
+
+def terms(settings: OperatorSettings, identity: str) -> LeaseTerms:
+    """Of the leader election."""
+    lease = settings.lease
+    return LeaseTerms(
+        namespace=settings.namespace,
+        name=lease.name,
+        identity=identity,
+        duration=lease.duration_seconds,
+        renew=lease.renew_seconds,
+        retry=lease.retry_seconds,
+    )
+
+
+def context(settings: OperatorSettings) -> Context:
+    """What is the same for all clusters when they are rendered."""
+    images = settings.images
+    return Context(
+        namespace="",
+        uid="",
+        images=Images(images.engine, images.router, images.agent or images.engine, images.redis),
+        operator_namespace=settings.namespace,
+        image_pull_secrets=images.pull_secrets,
+        pull_policy=images.pull_policy,
+        docs_url=settings.docs_url,
+    )
+
+
+def now() -> datetime.datetime:
+    """Wall-clock time, to compare with timestamps of the API server."""
+    return datetime.datetime.now(datetime.UTC)

@@ -1,0 +1,80 @@
+"""Questions to programs of a cluster over HTTP: routers' views, agents' drains.
+
+Every question has one short deadline, and no answer is `NoAnswer`: the caller goes on without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import aiohttp
+
+from kvist_connector import names
+from kvist_operator.control.errors import NoAnswer
+from kvist_operator.control.pods import Pod
+from kvist_operator.control.views import RouterView, router_view
+
+
+class Programs(Protocol):
+    """What the operator asks of running pods."""
+
+    async def router(self, pod: Pod) -> RouterView:
+        """The view of one router; raises NoAnswer."""
+        ...
+
+    async def drain(self, pod: Pod, token: str, *, undo: bool = False) -> bool:
+        """Begin or take back the drain of an engine; True when nothing is left. Raises NoAnswer."""
+        ...
+
+
+class HttpPrograms:
+    """`session` is the caller's."""
+
+    def __init__(self, session: aiohttp.ClientSession, deadline: float = 3.0) -> None:
+        self._session = session
+        self._deadline = deadline
+
+    async def router(self, pod: Pod) -> RouterView:
+        """As Programs."""
+        base = _base(pod, "router-admin", names.PORT_ROUTER_ADMIN)
+        replicas = await self._ask("GET", base + names.PATH_REPLICAS)
+        metrics = await self._ask("GET", base + names.PATH_METRICS, as_text=True)
+        return router_view(replicas, metrics)
+
+    async def drain(self, pod: Pod, token: str, *, undo: bool = False) -> bool:
+        """As Programs."""
+        url = _base(pod, "agent", names.PORT_AGENT) + names.PATH_DRAIN
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        left = await self._ask("POST", url, headers, {"deadline": 0.0, "undo": undo})
+        if not isinstance(left, dict):
+            raise NoAnswer(f"{pod.name}: its answer is not that of an agent")
+        return not (left.get("routers") or left.get("requests") or left.get("chunks"))
+
+    async def _ask(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        body: object = None,
+        as_text: bool = False,
+    ) -> Any:
+        try:
+            async with (
+                asyncio.timeout(self._deadline),
+                self._session.request(method, url, headers=headers, json=body) as answer,
+            ):
+                if answer.status != 200:
+                    raise NoAnswer(f"{method} {url}: HTTP {answer.status}")
+                return await answer.text() if as_text else await answer.json()
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            reason = f"no answer within {self._deadline:g} s" if isinstance(error, TimeoutError) else error
+            raise NoAnswer(f"{method} {url}: {reason or type(error).__name__}") from error
+
+
+def _base(pod: Pod, port: str, otherwise: int) -> str:
+    if not pod.address:
+        raise NoAnswer(f"{pod.name} has no address yet")
+    host = f"[{pod.address}]" if ":" in pod.address else pod.address
+    return f"http://{host}:{pod.port(port, otherwise)}"

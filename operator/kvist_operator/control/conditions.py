@@ -1,0 +1,226 @@
+"""Snapshot -> the conditions of a CacheCluster. Pure.
+
+Each is about the current generation only. `Ready` is true when a request through the router would be
+answered by it: some router pod of the current revision is ready and routes to a healthy engine, and no
+engine of an older revision serves any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from kvist_operator.control import reasons
+from kvist_operator.control.pods import Pod
+from kvist_operator.control.resources import STATEFUL_SETS, Object
+from kvist_operator.control.rollout import Action, Decision
+from kvist_operator.control.snapshot import ENGINE, ROUTER, Snapshot, observed
+from kvist_operator.control.views import RouterView
+
+MAX_MESSAGE: Final = 1024
+_AT_ZERO: Final = "engine.replicas is 0: raise it to serve"
+
+
+class Type(StrEnum):
+    """Types of conditions, in the order of the status."""
+
+    READY = "Ready"
+    ENGINES = "EnginesReady"
+    BACKEND = "BackendReady"
+    ROUTER = "RouterReady"
+    CACHE_AWARE = "CacheAware"
+    PROGRESSING = "Progressing"
+    DEGRADED = "Degraded"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition; `status` None is Unknown."""
+
+    type: Type
+    status: bool | None
+    reason: str
+    message: str = ""
+
+    def as_object(self, generation: int, before: Mapping[str, Any] | None, now: str) -> Object:
+        """For the status; the time stays while the status does."""
+        text = "Unknown" if self.status is None else str(self.status)
+        kept = before is not None and before.get("status") == text
+        return {
+            "type": str(self.type),
+            "status": text,
+            "reason": self.reason,
+            "message": self.message[:MAX_MESSAGE],
+            "observedGeneration": generation,
+            "lastTransitionTime": before["lastTransitionTime"] if kept and before is not None else now,
+        }
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that a person has to do, found while the spec was carried out."""
+
+    reason: str
+    message: str
+
+
+def evaluate(snapshot: Snapshot, decision: Decision, problems: Iterable[Problem] = ()) -> list[Condition]:
+    """All conditions, in the order of `Type`."""
+    engines, backend = _engines(snapshot), _backend(snapshot)
+    router, aware = _router(snapshot), _cache_aware(snapshot)
+    degraded = _degraded([*problems, *_found_problems(snapshot, decision, backend)])
+    ready = _ready(snapshot, router)
+    return [ready, engines, backend, router, aware, _progressing(decision, snapshot), degraded]
+
+
+def blocked(problem: Problem) -> list[Condition]:
+    """Of a spec that cannot be carried out; the conditions of what runs stay as they were."""
+    return [
+        Condition(Type.READY, False, problem.reason, problem.message),
+        Condition(Type.PROGRESSING, False, problem.reason, problem.message),
+        Condition(Type.DEGRADED, True, problem.reason, problem.message),
+    ]
+
+
+def _engines(snapshot: Snapshot) -> Condition:
+    engines = snapshot.engines
+    if engines.desired == 0:
+        return Condition(Type.ENGINES, False, reasons.SCALED_TO_ZERO, _AT_ZERO)
+    current = [pod for pod in engines.pods if _current(pod, engines.revision)]
+    ready = sum(pod.ready for pod in current)
+    old = [pod.name for pod in engines.pods if pod not in current and not pod.terminating]
+    counts = f"{ready} of {engines.desired} engines are ready"
+    if ready >= engines.desired and not old and engines.observed:
+        return Condition(Type.ENGINES, True, reasons.ALL_READY, counts)
+    if old:
+        return Condition(Type.ENGINES, False, reasons.OLD_REVISION, f"{counts}; older: {_names(old)}")
+    waiting = [pod.name for pod in current if not pod.ready]
+    reason = reasons.SOME_NOT_READY if ready else reasons.NONE_READY
+    return Condition(
+        Type.ENGINES, False, reason, f"{counts}; see kubectl describe pod {_names(waiting)}".rstrip()
+    )
+
+
+def _backend(snapshot: Snapshot) -> Condition:
+    remote = snapshot.cluster.spec.cache.remote
+    if remote.redis is None and remote.object_store is None:
+        return Condition(Type.BACKEND, True, reasons.NOT_CONFIGURED, "no shared tier is configured")
+    found = snapshot.child((STATEFUL_SETS, f"{snapshot.name}-redis"))
+    if remote.redis is None or remote.redis.managed is None:
+        return Condition(Type.BACKEND, True, reasons.REACHABLE, "the shared tier is outside of this cluster")
+    ready = (found.get("status") or {}).get("readyReplicas", 0) if found is not None else 0
+    wanted = remote.redis.managed.replicas
+    counts = f"{ready} of {wanted} Redis pods are ready"
+    if found is not None and ready >= wanted:
+        return Condition(Type.BACKEND, True, reasons.REACHABLE, counts)
+    return Condition(Type.BACKEND, False, reasons.BACKEND_LOST, f"{counts}; engines go on with local tiers")
+
+
+def _router(snapshot: Snapshot) -> Condition:
+    found = snapshot.deployment
+    status = (found.get("status") or {}) if found is not None else {}
+    wanted = int(found["spec"].get("replicas", 1)) if found is not None else 1
+    ready, updated = int(status.get("readyReplicas", 0)), int(status.get("updatedReplicas", 0))
+    counts = f"{ready} of {wanted} routers are ready"
+    if found is None or not observed(found) or ready == 0:
+        waiting = [pod.name for pod in snapshot.of(ROUTER) if not pod.ready]
+        hint = f"; see kubectl describe pod {_names(waiting)}" if waiting else ""
+        return Condition(Type.ROUTER, False, reasons.ROUTER_NOT_READY, counts + hint)
+    old = int(status.get("replicas", 0)) - updated
+    if old > 0:
+        return Condition(Type.ROUTER, False, reasons.OLD_REVISION, f"{counts}, {old} of an older revision")
+    return Condition(Type.ROUTER, True, reasons.ALL_READY, counts)
+
+
+def _cache_aware(snapshot: Snapshot) -> Condition:
+    if not snapshot.cluster.spec.cache.enabled:
+        return Condition(Type.CACHE_AWARE, False, reasons.CACHE_DISABLED, "cache.enabled is false")
+    routers = [pod for pod in snapshot.of(ROUTER) if pod.ready and not pod.terminating]
+    if not routers:
+        return Condition(Type.CACHE_AWARE, None, reasons.ROUTER_NOT_READY, "no router is ready to be asked")
+    engines = [pod for pod in snapshot.of(ENGINE) if pod.serving and not pod.terminating]
+    for pod in routers:
+        view = snapshot.views.get(pod.name, RouterView("it was not asked"))
+        if view.silent:
+            return Condition(Type.CACHE_AWARE, None, reasons.ROUTER_SILENT, f"{pod.name}: {view.silent}")
+        unknown = [engine.name for engine in engines if not view.mirrors(engine.name)]
+        if unknown:
+            message = f"{pod.name} does not mirror {_names(unknown)}"
+            return Condition(Type.CACHE_AWARE, False, reasons.NOT_MIRRORED, message)
+        if view.tokens_problem:
+            message = f"{pod.name}: {view.tokens_problem}"
+            return Condition(Type.CACHE_AWARE, False, reasons.TOKENS_DIFFER, message)
+    if not engines:
+        return Condition(Type.CACHE_AWARE, False, reasons.NONE_READY, "no engine is there to be mirrored")
+    return Condition(Type.CACHE_AWARE, True, reasons.MIRRORING)
+
+
+def _ready(snapshot: Snapshot, router: Condition) -> Condition:
+    engines = snapshot.engines
+    if engines.desired == 0:
+        return Condition(Type.READY, False, reasons.SCALED_TO_ZERO, _AT_ZERO)
+    serving = [pod for pod in engines.pods if pod.ready and not pod.terminating]
+    old = [pod.name for pod in serving if not _current(pod, engines.revision)]
+    if not engines.observed or old:
+        return Condition(Type.READY, False, reasons.OLD_REVISION, f"older: {_names(old)}".rstrip(": "))
+    if not serving:
+        return Condition(Type.READY, False, reasons.NONE_READY, "no engine is ready")
+    if not router.status:
+        return Condition(Type.READY, False, router.reason, router.message)
+    views = [snapshot.views.get(pod.name, RouterView("")) for pod in snapshot.of(ROUTER) if pod.ready]
+    model = snapshot.cluster.served_name
+    if any(view.routes(model) for view in views):
+        return Condition(Type.READY, True, reasons.SERVING)
+    silent = next((view.silent for view in views if view.silent), "")
+    if silent:
+        return Condition(Type.READY, False, reasons.ROUTER_SILENT, silent)
+    return Condition(
+        Type.READY, False, reasons.NO_ROUTE, f"no router sends requests for {model} to an engine"
+    )
+
+
+def _progressing(decision: Decision, snapshot: Snapshot) -> Condition:
+    busy = decision.action is not Action.NONE and decision.reason != reasons.STALLED
+    message = decision.message if busy or decision.reason == reasons.STALLED else ""
+    return Condition(Type.PROGRESSING, busy, decision.reason, message)
+
+
+def _degraded(problems: list[Problem]) -> Condition:
+    if not problems:
+        return Condition(Type.DEGRADED, False, reasons.AS_EXPECTED)
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return Condition(Type.DEGRADED, True, problems[0].reason, problems[0].message + more)
+
+
+def _found_problems(snapshot: Snapshot, decision: Decision, backend: Condition) -> Iterator[Problem]:
+    for missing in snapshot.missing_secrets:
+        yield Problem(reasons.SECRET_MISSING, missing)
+    if decision.reason == reasons.STALLED:
+        yield Problem(reasons.STALLED, decision.message)
+    for pod in snapshot.of(ENGINE):
+        if pod.broken:
+            yield Problem(reasons.ENGINE_BROKEN, f"{pod.name}: {pod.broken}")
+    for pod in snapshot.of(ROUTER):
+        if pod.broken:
+            yield Problem(reasons.ROUTER_BROKEN, f"{pod.name}: {pod.broken}")
+    if backend.status is False:
+        yield Problem(reasons.BACKEND_LOST, backend.message)
+    for scaler in snapshot.autoscalers:
+        yield from _scaler_problems(scaler)
+
+
+def _scaler_problems(scaler: Object) -> Iterator[Problem]:
+    for item in (scaler.get("status") or {}).get("conditions") or ():
+        if item["type"] in ("AbleToScale", "ScalingActive") and item["status"] == "False":
+            name, why = scaler["metadata"]["name"], item.get("message") or item.get("reason")
+            yield Problem(reasons.AUTOSCALER_FAILING, f"HorizontalPodAutoscaler {name}: {why}")
+
+
+def _current(pod: Pod, revision: str) -> bool:
+    return pod.revision == revision and not pod.terminating
+
+
+def _names(names: list[str]) -> str:
+    return " ".join(sorted(names)[:5]) + (" ..." if len(names) > 5 else "")

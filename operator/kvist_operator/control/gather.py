@@ -1,0 +1,180 @@
+"""Takes the snapshot of one cluster: reads the API server, asks routers and draining agents.
+
+Called by reconcile.py. Nothing here decides or changes anything but the drains it asks about, which were
+begun before (a drain is asked about by asking for it again).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import datetime
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from kvist_operator.control.api import Api
+from kvist_operator.control.ask import Programs
+from kvist_operator.control.changes import ChildKey
+from kvist_operator.control.errors import Forbidden, NoAnswer, NotFound
+from kvist_operator.control.pods import Pod, parse_time, pod_of
+from kvist_operator.control.resources import (
+    LABEL_COMPONENT,
+    OPTIONAL_GROUP,
+    OPTIONAL_KINDS,
+    PODS,
+    SECRETS,
+    Object,
+    cluster_labels,
+    managed,
+)
+from kvist_operator.control.rollout import Drain
+from kvist_operator.control.snapshot import ENGINE, ROUTER, Snapshot
+from kvist_operator.control.views import RouterView
+from kvist_operator.spec import CacheCluster
+from kvist_operator.spec.base import SecretRef
+
+DRAINING: Final = "kvist.dev/draining"
+KINDS_SECONDS: Final = 300.0
+
+
+class Gatherer:
+    """`now` is wall-clock time, for comparison with timestamps of the API server; `clock` is monotonic."""
+
+    def __init__(
+        self,
+        api: Api,
+        programs: Programs,
+        now: Callable[[], datetime.datetime],
+        clock: Callable[[], float],
+    ) -> None:
+        self._api = api
+        self._programs = programs
+        self.now = now
+        self._clock = clock
+        self._kinds: tuple[float, frozenset[str]] | None = None
+
+    async def snapshot(self, raw: Object, cluster: CacheCluster) -> Snapshot:
+        """Of one cluster; raises ApiError when the API server does not answer."""
+        namespace, name = raw["metadata"]["namespace"], raw["metadata"]["name"]
+        kinds = await self.optional_kinds()
+        labels = cluster_labels(name)
+        reads = [self._api.list(resource, namespace, labels) for resource in managed(kinds)]
+        *lists, listed_pods = await asyncio.gather(*reads, self._api.list(PODS, namespace, labels))
+        children: dict[ChildKey, Object] = {
+            (resource, obj["metadata"]["name"]): obj
+            for resource, found in zip(managed(kinds), lists, strict=True)
+            for obj in found
+        }
+        now = self.now()
+        pods = tuple(pod_of(obj, _component(obj), now) for obj in listed_pods)
+        views = await self._views(pods)
+        drains = await self._drains(cluster, namespace, pods, listed_pods, now)
+        missing = await self._missing_secrets(namespace, cluster)
+        return Snapshot(raw, cluster, children, pods, now, kinds, views, drains, missing)
+
+    async def optional_kinds(self) -> frozenset[str]:
+        """Optional kinds that this API server has, asked again from time to time."""
+        if self._kinds is None or self._clock() - self._kinds[0] > KINDS_SECONDS:
+            found = await self._api.kinds(OPTIONAL_GROUP)
+            self._kinds = (self._clock(), found & OPTIONAL_KINDS)
+        return self._kinds[1]
+
+    async def token(self, namespace: str, reference: SecretRef) -> str:
+        """A value in a Secret as text; empty when it is not there."""
+        secret = await self._api.get(SECRETS, namespace, reference.name)
+        value = ((secret or {}).get("data") or {}).get(reference.key, "")
+        try:
+            return base64.b64decode(value, validate=True).decode().strip()
+        except (binascii.Error, UnicodeDecodeError):
+            return ""
+
+    async def _views(self, pods: Iterable[Pod]) -> dict[str, RouterView]:
+        asked = [pod for pod in pods if pod.component == ROUTER and pod.address and not pod.terminating]
+        answers = await asyncio.gather(*(self._view(pod) for pod in asked))
+        return {pod.name: view for pod, view in zip(asked, answers, strict=True)}
+
+    async def _view(self, pod: Pod) -> RouterView:
+        try:
+            return await self._programs.router(pod)
+        except NoAnswer as error:
+            return RouterView(silent=str(error))
+
+    async def _drains(
+        self,
+        cluster: CacheCluster,
+        namespace: str,
+        pods: Iterable[Pod],
+        raw: Iterable[Object],
+        now: datetime.datetime,
+    ) -> dict[str, Drain]:
+        begun = {obj["metadata"]["name"]: at for obj in raw if (at := drain_begun(obj)) is not None}
+        if not begun:
+            return {}
+        token = await self.token(namespace, token_reference(cluster))
+        limit = cluster.spec.engine.drain_deadline
+        found = {}
+        for pod in pods:
+            if pod.name in begun and not pod.terminating:
+                late = (now - begun[pod.name]).total_seconds() > limit
+                found[pod.name] = Drain.DONE if late else await self._drain(pod, token)
+        return found
+
+    async def _drain(self, pod: Pod, token: str) -> Drain:
+        try:
+            return Drain.DONE if await self._programs.drain(pod, token) else Drain.RUNNING
+        except NoAnswer:
+            return Drain.RUNNING  # asked again until its deadline
+
+    async def _missing_secrets(self, namespace: str, cluster: CacheCluster) -> tuple[str, ...]:
+        references = sorted(set(_secret_references(cluster)))
+        found = await asyncio.gather(*(self._missing(namespace, *item) for item in references))
+        return tuple(text for text in found if text)
+
+    async def _missing(self, namespace: str, field: str, name: str, key: str) -> str:
+        try:
+            secret = await self._api.get(SECRETS, namespace, name)
+        except Forbidden as error:
+            return f"{field}: Secret {name} cannot be read: {error}"
+        except NotFound:
+            secret = None
+        if secret is None:
+            return f"{field}: Secret {name} does not exist in namespace {namespace}: create it"
+        if key not in (secret.get("data") or {}):
+            return f"{field}: Secret {name} has no key {key!r}: add it"
+        return ""
+
+
+def token_reference(cluster: CacheCluster) -> SecretRef:
+    """Where the token of the agents' controls is: the user's, or the one that the operator makes."""
+    given = cluster.spec.security.token
+    return given or SecretRef.model_validate({"name": f"{cluster.name}-token"})
+
+
+def drain_begun(obj: Object) -> datetime.datetime | None:
+    """When the operator began to drain this pod; a condition of the pod remembers it."""
+    for item in (obj.get("status") or {}).get("conditions") or ():
+        if item["type"] == DRAINING and item["status"] == "True":
+            return parse_time(item["lastTransitionTime"])
+    return None
+
+
+def _component(obj: Object) -> str:
+    return str((obj["metadata"].get("labels") or {}).get(LABEL_COMPONENT, ENGINE))
+
+
+def _secret_references(cluster: CacheCluster) -> Iterable[tuple[str, str, str]]:
+    """Field, name and key of every Secret that the user's spec names."""
+    yield from _walk(cluster.spec.model_dump(by_alias=True), "spec")
+
+
+def _walk(value: Any, path: str) -> Iterable[tuple[str, str, str]]:
+    if isinstance(value, Mapping):
+        if set(value) == {"name", "key"} and value.get("name"):
+            yield path, str(value["name"]), str(value["key"])
+        for name, inner in value.items():
+            if name not in ("podTemplate", "volumeClaimTemplate"):
+                yield from _walk(inner, f"{path}.{name}")
+    elif isinstance(value, list | tuple):
+        for at, inner in enumerate(value):
+            yield from _walk(inner, f"{path}[{at}]")

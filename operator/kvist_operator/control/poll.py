@@ -1,0 +1,74 @@
+"""Asks the routers of settled clusters from time to time, without the API server. Called by app.py.
+
+A router that loses or finds an engine changes no Kubernetes object; this notices it, and that figures moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from kvist_operator.control.api import Key
+from kvist_operator.control.ask import Programs
+from kvist_operator.control.errors import NoAnswer
+from kvist_operator.control.pods import Pod
+from kvist_operator.control.reconcile import Memory
+from kvist_operator.control.snapshot import ROUTER, Snapshot
+from kvist_operator.control.status import FIGURES_SECONDS, hits
+from kvist_operator.control.views import Figures, RouterView, total
+
+AT_ONCE = 16
+
+
+class RouterPoll:
+    """`clusters` is the reconciler's memory; a cluster whose routers say something new is `add`ed."""
+
+    def __init__(
+        self,
+        programs: Programs,
+        clusters: Mapping[Key, Memory],
+        add: Callable[[Key], object],
+        clock: Callable[[], float],
+    ) -> None:
+        self._clock = clock
+        self._programs = programs
+        self._clusters = clusters
+        self._add = add
+        self._limit = asyncio.Semaphore(AT_ONCE)
+
+    async def turn(self) -> None:
+        """Ask all of them once."""
+        known = [(key, memory) for key, memory in self._clusters.items() if memory.snapshot is not None]
+        await asyncio.gather(*(self._look(key, memory) for key, memory in known))
+
+    async def _look(self, key: Key, memory: Memory) -> None:
+        snapshot = memory.snapshot
+        if snapshot is None:
+            return
+        pods = [pod for pod in snapshot.of(ROUTER) if pod.name in snapshot.views]
+        views = {pod.name: await self._ask(pod) for pod in pods}
+        due = self._clock() - memory.written_at >= FIGURES_SECONDS
+        if sees_otherwise(snapshot, views) or (due and counts_otherwise(snapshot, views)):
+            self._add(key)
+
+    async def _ask(self, pod: Pod) -> RouterView:
+        async with self._limit:
+            try:
+                return await self._programs.router(pod)
+            except NoAnswer as error:
+                return RouterView(silent=str(error))
+
+
+def sees_otherwise(snapshot: Snapshot, views: Mapping[str, RouterView]) -> bool:
+    """Whether these views differ from the snapshot's in more than counters. Pure."""
+    return _bare(snapshot.views) != _bare(views)
+
+
+def counts_otherwise(snapshot: Snapshot, views: Mapping[str, RouterView]) -> bool:
+    """Whether the rounded figures differ. Pure."""
+    return hits(total(snapshot.views.values())) != hits(total(views.values()))
+
+
+def _bare(views: Mapping[str, RouterView]) -> dict[str, RouterView]:
+    return {name: replace(view, figures=Figures()) for name, view in views.items()}

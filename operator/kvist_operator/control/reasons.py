@@ -1,0 +1,96 @@
+"""Reasons of conditions and events, each documented once; docs/operations.md has the same table.
+
+A reason is a constant that programs may compare; the message beside it says what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+# Everything is well.
+ALL_READY: Final = "AllReady"
+MIRRORING: Final = "Mirroring"
+NOT_CONFIGURED: Final = "NotConfigured"
+REACHABLE: Final = "Reachable"
+SERVING: Final = "Serving"
+AS_EXPECTED: Final = "AsExpected"
+SETTLED: Final = "Settled"
+CACHE_DISABLED: Final = "CacheDisabled"
+# On the way.
+STARTING: Final = "Starting"
+SCALING: Final = "Scaling"
+DRAINING: Final = "Draining"
+ROLLING: Final = "Rolling"
+# Something is missing.
+SOME_NOT_READY: Final = "SomeNotReady"
+NONE_READY: Final = "NoneReady"
+SCALED_TO_ZERO: Final = "ScaledToZero"
+OLD_REVISION: Final = "OldRevision"
+ROUTER_NOT_READY: Final = "RouterNotReady"
+ROUTER_SILENT: Final = "RouterSilent"
+NOT_MIRRORED: Final = "NotMirrored"
+TOKENS_DIFFER: Final = "TokensDiffer"
+NO_ROUTE: Final = "NoRoute"
+BACKEND_LOST: Final = "BackendLost"
+# Somebody has to do something.
+INVALID_SPEC: Final = "InvalidSpec"
+REFUSED: Final = "Refused"
+FORBIDDEN: Final = "Forbidden"
+NAME_TAKEN: Final = "NameTaken"
+SECRET_MISSING: Final = "SecretMissing"
+ENGINE_BROKEN: Final = "EngineBroken"
+ROUTER_BROKEN: Final = "RouterBroken"
+STALLED: Final = "Stalled"
+AUTOSCALER_FAILING: Final = "AutoscalerFailing"
+INTERNAL: Final = "InternalError"
+# Of events only.
+SCALED: Final = "Scaled"
+DRAIN_STARTED: Final = "DrainStarted"
+DRAIN_UNDONE: Final = "DrainUndone"
+EVICTED: Final = "Evicted"
+EVICTION_REFUSED: Final = "EvictionRefused"
+PRUNED: Final = "Pruned"
+REPAIRED: Final = "Repaired"
+
+MEANING: Final[Mapping[str, str]] = {
+    ALL_READY: "All wanted pods are ready and of the current revision.",
+    MIRRORING: "Every router mirrors what every ready engine holds, and renders the engine's exact tokens.",
+    NOT_CONFIGURED: "The spec names no shared tier.",
+    REACHABLE: "The shared tier answers.",
+    SERVING: "A request through the router is answered by the current generation.",
+    AS_EXPECTED: "Nothing needs attention.",
+    SETTLED: "Nothing is being changed.",
+    CACHE_DISABLED: "`cache.enabled` is false: plain engines behind a router.",
+    STARTING: "Pods are being created or load their model.",
+    SCALING: "The number of engines is changing.",
+    DRAINING: "An engine hands its work and its chunks over before it goes.",
+    ROLLING: "Engines are replaced one at a time by a new revision.",
+    SOME_NOT_READY: "Some, not all, wanted engines are ready. `kubectl describe pod` of the named one.",
+    NONE_READY: "No engine is ready.",
+    SCALED_TO_ZERO: "`engine.replicas` is 0: requests are refused until it is raised.",
+    OLD_REVISION: "Pods of an older revision still serve; the rollout goes on.",
+    ROUTER_NOT_READY: "No router pod of the current revision is ready.",
+    ROUTER_SILENT: "A router's admin port does not answer the operator. Check NetworkPolicies.",
+    NOT_MIRRORED: "A router does not know yet what an engine holds; requests are routed, reuse is by chance.",
+    TOKENS_DIFFER: "A router asks engines for tokens: its own are not proven equal. Slower, right.",
+    NO_ROUTE: "No router knows a healthy engine that serves this model.",
+    BACKEND_LOST: "The shared tier does not answer. Engines use local ones; it is taken up again by itself.",
+    INVALID_SPEC: "The spec cannot be carried out; what runs is left alone. Correct the named field.",
+    REFUSED: "The API server refuses an object, mostly for `podTemplate`. Correct what the message names.",
+    FORBIDDEN: "The operator's role lacks a right. Upgrade the chart, or grant what the message names.",
+    NAME_TAKEN: "An object of a wished name belongs to another. Rename the cluster or delete the object.",
+    SECRET_MISSING: "A Secret or a key in it that the spec names is not there. Create it.",
+    ENGINE_BROKEN: "An engine pod will not become ready by waiting. The message has the container's reason.",
+    ROUTER_BROKEN: "A router pod will not become ready by waiting. The message has the container's reason.",
+    STALLED: "Pods of the new revision are broken; old ones serve on. Correct or revert the spec.",
+    AUTOSCALER_FAILING: "A HorizontalPodAutoscaler of the cluster says that it cannot scale.",
+    INTERNAL: "The operator met a state it does not know. Its log has the trace; it tries again.",
+    SCALED: "Event: the number of engines was changed.",
+    DRAIN_STARTED: "Event: an engine began to drain before it is removed.",
+    DRAIN_UNDONE: "Event: a draining engine is wanted again.",
+    EVICTED: "Event: an engine pod was evicted, to be replaced by the current revision.",
+    EVICTION_REFUSED: "Event: a disruption budget refuses the eviction; it is tried again.",
+    PRUNED: "Event: an object that is no longer part of the cluster was deleted.",
+    REPAIRED: "Event: an object that somebody else changed was set back.",
+}

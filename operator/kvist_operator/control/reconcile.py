@@ -1,0 +1,253 @@
+"""One reconciliation of one CacheCluster: read, decide, write. Called by workers.py.
+
+    gather.py  snapshot of object, children, pods, routers' views      reads
+    rollout.py what the engines need next                              pure
+    render     the children as they shall be                           pure
+    changes.py which of them to write                                  pure
+    children.py, acts.py                                               write
+    conditions.py, status.py                                           pure, then one write if it is worth it
+
+Everything starts from what is there; nothing relies on what the last turn meant to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from kvist_connector.errors import ConfigError
+from kvist_operator.control import reasons
+from kvist_operator.control.acts import Acts, opened
+from kvist_operator.control.api import Api, Key
+from kvist_operator.control.changes import ChildKey, Left
+from kvist_operator.control.children import Children, Written
+from kvist_operator.control.conditions import Condition, Problem, Type, blocked, evaluate
+from kvist_operator.control.errors import Forbidden, Invalid, NotFound, OperatorError
+from kvist_operator.control.gather import Gatherer, token_reference
+from kvist_operator.control.journal import Journal
+from kvist_operator.control.resources import CLUSTERS, Object
+from kvist_operator.control.rollout import Action, Decision, decide
+from kvist_operator.control.snapshot import Snapshot, observed
+from kvist_operator.control.status import blocked_status, status_of, status_patch, worth_writing
+from kvist_operator.plan import kube_target, make_plan
+from kvist_operator.render.kube import Context, endpoint, generated_secrets, render
+from kvist_operator.spec import CacheCluster, parse
+from kvist_operator.spec.checks import Facts, first_violation
+
+# While something is under way it is looked at again this soon, and the longer nothing changes the later;
+# its events mostly come sooner.
+BUSY_SECONDS: Final = 3.0
+BUSY_LIMIT: Final = 30.0
+# Controllers see a new generation within moments; a status in between would only flicker.
+UNSEEN_SECONDS: Final = 0.5
+UNSEEN_TURNS: Final = 20
+# What a person has to mend is looked at again without an event.
+BLOCKED_SECONDS: Final = 60.0
+
+
+@dataclass
+class Memory:
+    """Of one cluster: only what saves work. An operator that lost it does the same."""
+
+    left: dict[ChildKey, Left] = field(default_factory=dict)
+    written_at: float = float("-inf")
+    unseen_turns: int = 0
+    busy_turns: int = 0  # in a row, without a change of the status
+    snapshot: Snapshot | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`again`: seconds until the next look, None: when something happens. `gone`: no such cluster."""
+
+    again: float | None = None
+    gone: bool = False
+
+
+class Reconciler:
+    """`context` holds what rendering needs and is the same for all clusters; the rest is filled in here."""
+
+    def __init__(
+        self,
+        api: Api,
+        gatherer: Gatherer,
+        acts: Acts,
+        journal: Journal,
+        context: Context,
+        clock: Callable[[], float],
+    ) -> None:
+        self._api = api
+        self._gatherer = gatherer
+        self._children = Children(api)
+        self._acts = acts
+        self._journal = journal
+        self._context = context
+        self._clock = clock
+        self._memory: dict[Key, Memory] = {}
+
+    @property
+    def known(self) -> dict[Key, Memory]:
+        """Clusters that exist, for the router poll."""
+        return self._memory
+
+    async def reconcile(self, key: Key) -> Outcome:
+        """One turn; raises ApiError when it has to be tried again."""
+        raw = await self._api.get(CLUSTERS, key.namespace, key.name)
+        if raw is None:
+            self._memory.pop(key, None)
+            return Outcome(gone=True)
+        if raw["metadata"].get("deletionTimestamp"):
+            return Outcome()  # its children go with it by their owner reference
+        memory = self._memory.setdefault(key, Memory())
+        cluster = typed(raw)
+        if isinstance(cluster, Problem):
+            return await self._blocked(raw, memory, cluster)
+        try:
+            return await self._turn(raw, cluster, memory)
+        except (Invalid, Forbidden) as error:
+            reason = reasons.FORBIDDEN if isinstance(error, Forbidden) else reasons.REFUSED
+            return await self._blocked(raw, memory, Problem(reason, str(error)))
+
+    async def _turn(self, raw: Object, cluster: CacheCluster, memory: Memory) -> Outcome:
+        await self._children.ensure_secrets(raw, generated_secrets(cluster))
+        snapshot = await self._gatherer.snapshot(raw, cluster)
+        memory.snapshot = snapshot
+        decision = decide(snapshot.engines)
+        try:
+            rendered = self._render(snapshot, decision)
+        except ConfigError as error:
+            return await self._blocked(raw, memory, Problem(reasons.INVALID_SPEC, str(error)))
+        written = await self._children.write(snapshot, rendered, memory.left)
+        if isinstance(written, Problem):
+            return await self._blocked(raw, memory, written)
+        await self._tell_written(raw, written)
+        await self._act(snapshot, decision)
+        after = replace(snapshot, children={**snapshot.children, **written.applied})
+        return await self._report(after, decision, memory)
+
+    async def tell_unknown(self, key: Key) -> None:
+        """A turn ended in a way nobody thought of: say so in the status, if that works at all."""
+        problem = Problem(reasons.INTERNAL, "the operator met an unknown state; its log has the trace")
+        try:
+            raw = await self._api.get(CLUSTERS, key.namespace, key.name)
+            if raw is not None:
+                await self._blocked(raw, self._memory.setdefault(key, Memory()), problem)
+        except OperatorError:
+            return  # the next turn tries again
+
+    def _render(self, snapshot: Snapshot, decision: Decision) -> tuple[Object, ...]:
+        cluster = snapshot.cluster
+        context = replace(
+            self._context,
+            namespace=snapshot.namespace,
+            uid=snapshot.raw["metadata"]["uid"],
+            kinds=snapshot.kinds,
+            router_replicas_owned_by_hpa=replicas_co_owned(snapshot.deployment),
+            engine_replicas=decision.replicas,
+        )
+        return render(cluster, make_plan(cluster, kube_target(cluster)), context)
+
+    async def _act(self, snapshot: Snapshot, decision: Decision) -> None:
+        await self._acts.open_gates(snapshot.namespace, opened(snapshot), snapshot.now)
+        token = ""
+        if decision.action in (Action.DRAIN, Action.UNDRAIN):
+            token = await self._gatherer.token(snapshot.namespace, token_reference(snapshot.cluster))
+        await self._acts.carry_out(snapshot, decision, token)
+
+    async def _report(self, snapshot: Snapshot, decision: Decision, memory: Memory) -> Outcome:
+        programs = [found for found in (snapshot.stateful_set, snapshot.deployment) if found is not None]
+        unseen = not all(observed(obj) for obj in programs)
+        memory.unseen_turns = memory.unseen_turns + 1 if unseen else 0
+        if unseen and snapshot.raw.get("status") and memory.unseen_turns < UNSEEN_TURNS:
+            return Outcome(again=UNSEEN_SECONDS)
+        conditions = evaluate(snapshot, decision)
+        status = status_of(snapshot, conditions, endpoint(snapshot.name, snapshot.namespace))
+        later = await self._write_status(snapshot.raw, status, conditions, memory)
+        busy = decision.action is not Action.NONE or unseen or not _settled(conditions)
+        memory.busy_turns = memory.busy_turns + 1 if busy and status == snapshot.raw.get("status") else 0
+        pause = min(BUSY_LIMIT, BUSY_SECONDS * (1 + memory.busy_turns / 10))
+        return Outcome(again=pause if busy else later)
+
+    async def _blocked(self, raw: Object, memory: Memory, problem: Problem) -> Outcome:
+        conditions = blocked(problem)
+        status = blocked_status(raw, conditions, self._gatherer.now())
+        await self._write_status(raw, status, conditions, memory)
+        return Outcome(again=BLOCKED_SECONDS)
+
+    async def _write_status(
+        self, raw: Object, status: Object, conditions: list[Condition], memory: Memory
+    ) -> float | None:
+        """Write now, or return in how many seconds it is worth it; None: not at all."""
+        old = raw.get("status") or {}
+        pause = worth_writing(old, status, self._clock() - memory.written_at)
+        if pause is None or pause > 0:
+            return pause
+        try:
+            await self._api.apply(CLUSTERS, status_patch(raw, status), subresource="status")
+        except NotFound:
+            return None  # deleted meanwhile
+        memory.written_at = self._clock()
+        await self._tell_changes(raw, conditions)
+        return None
+
+    async def _tell_changes(self, raw: Object, conditions: list[Condition]) -> None:
+        """Events for what a person wants to know: trouble, its end, and being ready."""
+        before = {item["type"]: item for item in (raw.get("status") or {}).get("conditions") or ()}
+        for condition in conditions:
+            old: dict[str, Any] = before.get(str(condition.type), {})
+            same = (old.get("status"), old.get("reason")) == (str(condition.status), condition.reason)
+            if (
+                condition.type is Type.DEGRADED
+                and condition.status
+                and not (same and old.get("message") == condition.message)
+            ):
+                await self._journal.tell(raw, condition.reason, condition.message, warning=True)
+            elif condition.type is Type.DEGRADED and not condition.status and old.get("status") == "True":
+                await self._journal.tell(raw, condition.reason, f"no longer {old.get('reason')}")
+            elif condition.type is Type.READY and condition.status and not same:
+                await self._journal.tell(raw, condition.reason, "requests are served")
+
+    async def _tell_written(self, raw: Object, written: Written) -> None:
+        for resource, name in written.repaired:
+            await self._journal.tell(
+                raw, reasons.REPAIRED, f"{resource.kind} {name} was changed and set back"
+            )
+        for resource, name in written.pruned:
+            await self._journal.tell(raw, reasons.PRUNED, f"{resource.kind} {name} was deleted")
+
+
+def typed(raw: Object) -> CacheCluster | Problem:
+    """The object in its typed form, or what is wrong with it. Pure."""
+    kept = ("name", "namespace", "labels", "annotations")
+    metadata = {name: value for name, value in raw["metadata"].items() if name in kept}
+    body = {
+        "apiVersion": raw["apiVersion"],
+        "kind": raw["kind"],
+        "metadata": metadata,
+        "spec": raw.get("spec"),
+    }
+    try:
+        cluster = parse(body)
+    except ConfigError as error:
+        return Problem(reasons.INVALID_SPEC, str(error))
+    violation = first_violation(cluster, Facts())
+    return cluster if violation is None else Problem(reasons.INVALID_SPEC, str(violation))
+
+
+def replicas_co_owned(deployment: Object | None) -> bool:
+    """Whether somebody else set spec.replicas too: only then may the operator leave the field out."""
+    if deployment is None:
+        return False
+    entries = deployment["metadata"].get("managedFields") or ()
+    return any(
+        "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})
+        for entry in entries
+        if entry.get("subresource") == "scale"
+    )
+
+
+def _settled(conditions: list[Condition]) -> bool:
+    """Everything that is waited for has come; what is wrong for good is looked at by the router poll."""
+    expected = (Type.READY, Type.ENGINES, Type.ROUTER)
+    return all(item.status for item in conditions if item.type in expected)

@@ -1,0 +1,111 @@
+"""kopf's watches: every event of a CacheCluster or one of its children only enqueues the cluster.
+
+kopf runs on a thread and loop of its own: when it ends it cancels every task that was started after it, and
+its event handling never delays a reconciliation. It only reads: no peering, no finalizers, no annotations, no
+events. Children are filtered by label at the API server. Used by app.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import kopf
+
+from kvist_operator.control.api import Api, Key
+from kvist_operator.control.errors import NotFound
+from kvist_operator.control.resources import (
+    CLUSTERS,
+    LABEL_INSTANCE,
+    MANAGED_SELECTOR,
+    OPTIONAL_GROUP,
+    OPTIONAL_KINDS,
+    PODS,
+    Resource,
+    managed,
+)
+
+STOP_SECONDS = 10.0
+
+
+class Watches:
+    """`add` is called on the loop that `run` was called on. `namespaces` empty: all of them."""
+
+    def __init__(
+        self,
+        api: Api,
+        login: Callable[[], kopf.ConnectionInfo],
+        add: Callable[[Key], object],
+        namespaces: Iterable[str],
+    ) -> None:
+        self._api = api
+        self._login = login
+        self._add = add
+        self._namespaces = tuple(namespaces)
+        self._children: tuple[Resource, ...] = ()
+
+    async def run(self) -> None:
+        """Until cancelled; raises RuntimeError when kopf ends by itself, or what it raised."""
+        if CLUSTERS.kind not in await self._api.kinds(CLUSTERS):
+            raise NotFound(f"the API server has no {CLUSTERS.plural}.{CLUSTERS.group}: install the CRD")
+        optional = await self._api.kinds(OPTIONAL_GROUP) & OPTIONAL_KINDS
+        self._children = (*managed(optional), PODS)
+        loop, stop = asyncio.get_running_loop(), threading.Event()
+        with ThreadPoolExecutor(1, thread_name_prefix="watches") as executor:
+            ended = loop.run_in_executor(executor, self._watch, loop, stop)
+            try:
+                await asyncio.shield(ended)
+            finally:
+                stop.set()
+                await asyncio.wait({ended}, timeout=STOP_SECONDS)
+        raise RuntimeError("the watches ended")
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
+        asyncio.run(
+            kopf.operator(
+                registry=self._registry(loop),
+                settings=self._settings(),
+                standalone=True,
+                clusterwide=not self._namespaces,
+                namespaces=self._namespaces,
+                stop_flag=stop,
+            )
+        )
+
+    def _registry(self, loop: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
+        registry = kopf.OperatorRegistry()
+
+        def enqueue(namespace: str | None, name: str | None) -> None:
+            if namespace and name and not loop.is_closed():
+                loop.call_soon_threadsafe(self._add, Key(namespace, name))
+
+        async def on_cluster(namespace: str | None, name: str | None, **_: Any) -> None:
+            enqueue(namespace, name)
+
+        async def on_child(namespace: str | None, labels: Any, **_: Any) -> None:
+            enqueue(namespace, labels.get(LABEL_INSTANCE))
+
+        async def on_login(**_: Any) -> kopf.ConnectionInfo:
+            return self._login()
+
+        kopf.on.login(registry=registry)(on_login)
+        kopf.on.event(*_selector(CLUSTERS), registry=registry)(on_cluster)
+        for resource in self._children:
+            kopf.on.event(*_selector(resource), registry=registry)(on_child)
+        return registry
+
+    def _settings(self) -> kopf.OperatorSettings:
+        settings = kopf.OperatorSettings()
+        settings.posting.enabled = False
+        settings.scanning.disabled = True
+        selector = ",".join(f"{name}={value}" for name, value in MANAGED_SELECTOR.items())
+        for resource in self._children:
+            settings.watching.label_selectors[resource.group, resource.plural] = selector
+        return settings
+
+
+def _selector(resource: Resource) -> tuple[str, str, str]:
+    return resource.group, resource.version, resource.plural
