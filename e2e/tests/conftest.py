@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
+import yaml
 
 from testbed.bed import Bed, bed
+from testbed.host_folders import claims
 from testbed.kube import Kubectl, answers
 from testbed.programs import CHECKOUT, catalogue
+from testbed.scenario import folders
 
 CRD = CHECKOUT / "crds" / "cachecluster.yaml"
 
@@ -57,3 +60,11 @@ def node(kubectl: Kubectl, here: Bed) -> str:
     if found is None:
         pytest.fail("there is no node: run `make e2e-up` first", pytrace=False)
     return here.node
+
+
+@pytest.fixture
+def machine_folders(kubectl: Kubectl, namespace: str) -> Iterator[str]:
+    """The namespace, with claims on the checkout, its Python and a model."""
+    kubectl("apply", "--filename=-", stdin=yaml.safe_dump_all(claims(namespace, folders())))
+    yield namespace
+    kubectl("delete", "pv", f"--selector=kvist.dev/e2e={namespace}", "--wait=false")
