@@ -7,11 +7,13 @@ Kubernetes demands: references inlined, no null alternatives, every object with 
 from __future__ import annotations
 
 import sys
+from copy import deepcopy
 from typing import Any, Final
 
 import yaml
 
 from kvist_connector.names import API_VERSION, KIND
+from kvist_operator.crd_status import status_schema
 from kvist_operator.spec import CacheCluster
 
 _GROUP: Final = API_VERSION.split("/")[0]
@@ -62,11 +64,14 @@ def schema() -> dict[str, Any]:
     definitions = source.get("$defs", {})
     body = _structural(source, definitions)
     # The scale subresource reads it, so it must be there; other defaults are the spec's own.
-    body["properties"]["spec"]["properties"]["engine"]["properties"]["replicas"]["default"] = 1
+    engine = body["properties"]["spec"]["properties"]["engine"]
+    engine["default"] = {}
+    engine["properties"]["replicas"]["default"] = 1
     # Kubernetes owns metadata and says itself what is valid there.
     body["properties"]["metadata"] = {"type": "object"}
-    body["properties"]["status"] = {"type": "object", _PRESERVE: True}
+    body["properties"]["status"] = status_schema()
     body["required"] = ["spec"]
+    body["description"] = "One model, one pool of vLLM engines that share their KV caches, one endpoint."
     return body
 
 
@@ -100,7 +105,9 @@ def _column(name: str, kind: str, path: str) -> dict[str, str]:
 
 def _structural(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     node = _resolved(node, definitions)
-    result = {key: node[key] for key in _KEPT if node.get(key) is not None}
+    kept = {key for key in node if key in _KEPT or key.startswith("x-kubernetes-")}
+    # Copies, since YAML would write an object that occurs twice as an alias.
+    result = {key: deepcopy(node[key]) for key in node if key in kept and node[key] is not None}
     if "const" in node:
         result["enum"] = [node["const"]]
     if "exclusiveMinimum" in node:

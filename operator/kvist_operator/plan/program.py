@@ -17,7 +17,6 @@ that it does not know is an error, so that none reaches a program.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -25,7 +24,9 @@ from typing import Final
 
 import yaml
 
-TOKEN: Final = re.compile(r"\$\(([a-z][A-Za-z0-9_.\-]*)\)")
+from kvist_operator.spec.base import PLACEHOLDER
+
+TOKEN: Final = PLACEHOLDER
 
 
 class Role(StrEnum):

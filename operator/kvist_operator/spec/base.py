@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
+    JsonValue,
     PlainSerializer,
     StringConstraints,
     WithJsonSchema,
+    model_validator,
 )
 from pydantic.alias_generators import to_camel
 
@@ -65,29 +67,69 @@ def format_duration(seconds: float) -> str:
     return f"{round(seconds * 1000)}ms" if seconds else "0s"
 
 
-_INT_OR_STRING: Final = WithJsonSchema({"x-kubernetes-int-or-string": True})
+def _int_or_string(pattern: str) -> WithJsonSchema:
+    """A number or a text of this form; the pattern is asked of texts only."""
+    return WithJsonSchema({"x-kubernetes-int-or-string": True, "pattern": f"^{pattern}$", "maxLength": 64})
+
+
+def rules(*pairs: tuple[str, str]) -> ConfigDict:
+    """(CEL expression, message): what the API server checks of a section."""
+    listed: list[JsonValue] = [{"rule": rule, "message": message} for rule, message in pairs]
+    return ConfigDict(json_schema_extra={"x-kubernetes-validations": listed})
+
+
+_NUMBER: Final = r"[0-9]{1,30}(\.[0-9]{1,30})?"
 Quantity = Annotated[
     int,
     Field(ge=0),
     BeforeValidator(parse_quantity),
     PlainSerializer(format_quantity, return_type=str),
-    _INT_OR_STRING,
+    _int_or_string(rf"{_NUMBER}(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?"),
 ]
 Duration = Annotated[
     float,
     BeforeValidator(parse_duration),
     PlainSerializer(format_duration, return_type=str),
-    _INT_OR_STRING,
+    _int_or_string(rf"{_NUMBER}(ms|s|m|h|d)"),
 ]
 Name = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)
 ]
-Text = Annotated[str, StringConstraints(min_length=1, max_length=1024), AfterValidator(without_nul)]
+PLACEHOLDER: Final = re.compile(r"\$\(([a-z][A-Za-z0-9_.:/\-]*)\)")
+
+
+def passable(text: str) -> str:
+    """What can be an argument or a variable and is none of the plan's own placeholders; raises ValueError."""
+    if found := PLACEHOLDER.search(text):
+        raise ValueError(f"it holds {found[0]}, which only Kvist itself can fill in: write the value")
+    return without_nul(text)
+
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=1024), AfterValidator(passable)]
 Percent = Annotated[float, Field(ge=0.0, le=100.0)]
 Overlay = dict[str, Any]
 T = TypeVar("T")
 # YAML has lists only; in a frozen object they become tuples, which strictness would refuse.
 Items = Annotated[tuple[T, ...], Field(strict=False)]
+
+
+def _distinct(items: tuple[T, ...]) -> tuple[T, ...]:
+    names = [getattr(item, "name", None) for item in items]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"name {name!r} is given twice; keep one of the two")
+    return items
+
+
+# A list whose entries are told apart by their names, by the API server too.
+Named = Annotated[
+    tuple[T, ...],
+    Field(
+        strict=False,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    ),
+    AfterValidator(_distinct),
+]
 
 
 class SecretRef(Section):
@@ -100,10 +142,13 @@ class SecretRef(Section):
 class EnvVar(Section):
     """One environment variable of a program."""
 
+    model_config = rules(
+        ("has(self.value) != has(self.valueFrom)", "give exactly one of value and valueFrom"),
+    )
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)] = Field(
         description="Name of the variable."
     )
-    value: Annotated[str, StringConstraints(max_length=4096), AfterValidator(without_nul)] | None = Field(
+    value: Annotated[str, StringConstraints(max_length=4096), AfterValidator(passable)] | None = Field(
         default=None, description="Its value. Default: none; then valueFrom must be given."
     )
     value_from: Overlay | None = Field(
@@ -111,14 +156,32 @@ class EnvVar(Section):
         description="A Kubernetes EnvVarSource, such as secretKeyRef. Kubernetes only. Default: none.",
     )
 
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if (self.value is None) == (self.value_from is None):
+            raise ValueError("give exactly one of value and valueFrom")
+        return self
+
+
+Amounts = Annotated[
+    dict[
+        Annotated[str, StringConstraints(min_length=1, max_length=253)],
+        Annotated[
+            str | int | float,
+            WithJsonSchema({"x-kubernetes-int-or-string": True, "maxLength": 64}),
+        ],
+    ],
+    Field(max_length=32),
+]
+
 
 class Resources(Section):
     """Kubernetes resource requests and limits. Kubernetes only."""
 
-    requests: dict[str, str | int | float] = Field(
+    requests: Amounts = Field(
         default_factory=dict, description="Amounts by resource name, such as cpu: 4. Default: none."
     )
-    limits: dict[str, str | int | float] = Field(
+    limits: Amounts = Field(
         default_factory=dict,
         description="Amounts by resource name, such as nvidia.com/gpu: 1. Default: none.",
     )

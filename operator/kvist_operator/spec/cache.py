@@ -7,9 +7,22 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from kvist_connector.keys import CHUNK_TOKENS
-from kvist_operator.spec.base import Duration, Items, Overlay, Quantity, Resources, SecretRef, Section, Text
+from kvist_operator.spec.base import (
+    Duration,
+    Items,
+    Overlay,
+    Quantity,
+    Resources,
+    SecretRef,
+    Section,
+    Text,
+    rules,
+)
 
-Url = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9+]*://[^\s]+$", max_length=2048)]
+_REDIS_URL = r"^rediss?://([^\s:@/]+@)?[^\s@/]+(/[0-9]{1,3})?$"
+_BUCKET_URL = r"^(s3|s3a|gs|az|azure|abfs|abfss|adl|file)://[^\s]+$"
+# A password in an address would be seen by everybody who may read the manifest.
+RedisUrl = Annotated[str, StringConstraints(pattern=_REDIS_URL, max_length=512)]
 
 
 class Retention(Section):
@@ -61,9 +74,19 @@ class ManagedRedis(Section):
 class Redis(Section):
     """Shared tier in Redis: managed or external. Kubernetes only so far."""
 
+    model_config = rules(
+        ("has(self.managed) != has(self.urls)", "give exactly one of managed and urls"),
+        (
+            "!has(self.ca) || (has(self.urls) && self.urls.exists(u, u.startsWith('rediss://')))",
+            "ca is for rediss:// addresses: use one of those in urls, or leave ca out",
+        ),
+    )
+
     managed: ManagedRedis | None = Field(default=None, description="Run one. Default: none.")
-    urls: Annotated[Items[Url], Field(max_length=64)] = Field(
-        default=(), description="redis:// or rediss:// addresses of an external one. Default: none."
+    urls: Annotated[Items[RedisUrl], Field(max_length=64)] = Field(
+        default=(),
+        description="redis://[user@]host:port addresses of an external one, rediss:// with TLS; keys are "
+        "spread over them. Default: none.",
     )
     password: SecretRef | None = Field(default=None, description="Secret with the password. Default: none.")
     ca: SecretRef | None = Field(
@@ -74,15 +97,19 @@ class Redis(Section):
     def _one_of(self) -> Self:
         if (self.managed is None) == (not self.urls):
             raise ValueError("give exactly one of managed and urls")
+        if self.ca is not None and not any(url.startswith("rediss://") for url in self.urls):
+            raise ValueError("ca is for rediss:// addresses: use one of those in urls, or leave ca out")
         return self
 
 
 class ObjectStore(Section):
     """Shared tier in an object store. Kubernetes only so far."""
 
-    url: Url = Field(description="Bucket and prefix, such as s3://bucket/prefix.")
-    endpoint: Url | None = Field(
-        default=None, description="Address of an S3-compatible server. Default: AWS."
+    url: Annotated[str, StringConstraints(pattern=_BUCKET_URL, max_length=2048)] = Field(
+        description="Bucket and prefix, such as s3://bucket/prefix."
+    )
+    endpoint: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)] | None = Field(
+        default=None, description="Address of an S3-compatible server. Default: the provider's."
     )
     region: Text | None = Field(default=None, description="Region of the bucket. Default: the server's own.")
     credentials: SecretRef | None = Field(
@@ -100,17 +127,35 @@ class Remote(Section):
 class Compression(Section):
     """Lossless compression of what leaves memory. Not in this release."""
 
+    model_config = rules(
+        (
+            "!has(self.codec) || self.codec == 'none'",
+            "chunks are not compressed in this release: leave codec out",
+        ),
+    )
+
     codec: Literal["none", "zstd", "lz4"] = Field(default="none", description="Codec. Default: none.")
 
 
 class Encryption(Section):
     """Encryption of what leaves memory. Not in this release."""
 
+    model_config = rules(
+        ("!has(self.keys)", "chunks are not encrypted in this release: leave keys out"),
+    )
+
     keys: SecretRef | None = Field(default=None, description="Secret with the keys. Default: none, plain.")
 
 
 class Cache(Section):
     """What is kept of computed KV, and where."""
+
+    model_config = rules(
+        (
+            f"!has(self.chunkTokens) || self.chunkTokens == {CHUNK_TOKENS}",
+            f"this release stores chunks of {CHUNK_TOKENS} tokens: leave chunkTokens out",
+        ),
+    )
 
     enabled: bool = Field(
         default=True, description="false: plain engines without connector and agent. Default: true."

@@ -6,16 +6,17 @@ Called by `kvist up` (file) and the operator (object of the API server).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import yaml
 from pydantic import Field
 
 from kvist_connector import settings
 from kvist_connector.errors import ConfigError
+from kvist_connector.keys import CHUNK_TOKENS
 from kvist_connector.names import API_VERSION, KIND
 from kvist_connector.yaml_text import YamlTextError, parse_documents
-from kvist_operator.spec.base import Name, Section
+from kvist_operator.spec.base import Name, Section, rules
 from kvist_operator.spec.cache import Cache
 from kvist_operator.spec.engine import Engine
 from kvist_operator.spec.model import Model
@@ -23,6 +24,10 @@ from kvist_operator.spec.platform import Monitoring, Security
 from kvist_operator.spec.router import Router
 
 MAX_MANIFEST_BYTES = 1024 * 1024
+# Pods, Services and volumes carry the name with a suffix, and each kind has its own limit.
+MAX_NAME: Final = 40
+_CLAIM: Final = "cache.disk.volumeClaimTemplate"
+_HAS_CLAIM: Final = f"(has(self.cache) && has(self.cache.disk) && has(self.{_CLAIM}))"
 
 
 class Metadata(Section):
@@ -41,6 +46,20 @@ class Metadata(Section):
 class Spec(Section):
     """One model served by one homogeneous pool of engines that share their KV caches."""
 
+    model_config = rules(
+        (
+            "!has(self.engine) || !has(self.engine.blockSize) || "
+            f"{CHUNK_TOKENS} % self.engine.blockSize == 0 || "
+            "(has(self.cache) && has(self.cache.enabled) && !self.cache.enabled)",
+            f"engine.blockSize must divide a chunk of {CHUNK_TOKENS} tokens",
+        ),
+        (
+            f"{_HAS_CLAIM} == {_HAS_CLAIM.replace('self', 'oldSelf')} && (!{_HAS_CLAIM} || "
+            f"self.{_CLAIM} == oldSelf.{_CLAIM})",
+            "cache.disk.volumeClaimTemplate cannot be added, changed or taken away: make a new cluster",
+        ),
+    )
+
     model: Model = Field(description="What is served.")
     engine: Engine = Field(default_factory=Engine, description="The vLLM replicas.")
     cache: Cache = Field(default_factory=Cache, description="What is kept of computed KV, and where.")
@@ -51,6 +70,13 @@ class Spec(Section):
 
 class CacheCluster(Section):
     """A manifest, valid in itself; checks.py holds what needs the machine or the model."""
+
+    model_config = rules(
+        (
+            f"self.metadata.name.matches('^[a-z][-a-z0-9]*$') && self.metadata.name.size() <= {MAX_NAME}",
+            f"metadata.name begins with a letter, holds no dots and has at most {MAX_NAME} characters",
+        ),
+    )
 
     api_version: Literal["kvist.dev/v1alpha1"] = Field(description=f"Always {API_VERSION}.")
     kind: Literal["CacheCluster"] = Field(description=f"Always {KIND}.")

@@ -6,8 +6,19 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from kvist_connector.settings import without_nul
-from kvist_operator.spec.base import Duration, EnvVar, Items, Overlay, Quantity, Resources, Section, Text
+from kvist_operator.spec.base import (
+    Duration,
+    EnvVar,
+    Items,
+    Named,
+    Overlay,
+    Quantity,
+    Resources,
+    Section,
+    Text,
+    passable,
+    rules,
+)
 
 OWNED_FLAGS: Final = {
     "--model": "model.name",
@@ -30,11 +41,19 @@ OWNED_FLAGS: Final = {
 CPU_BLOCK_TOKENS: Final = 32
 # vLLM's own choice on CPUs is a share of all memory, for every engine anew.
 CPU_KV_BYTES: Final = 1024**3
-Argument = Annotated[str, StringConstraints(max_length=4096), AfterValidator(without_nul)]
+Argument = Annotated[str, StringConstraints(max_length=4096), AfterValidator(passable)]
 
 
 class Engine(Section):
     """vLLM replicas, all alike."""
+
+    model_config = rules(
+        (
+            "!has(self.extraArgs) || !self.extraArgs.exists(a, a.split('=', 2)[0].replace('_', '-') in "
+            f"{sorted(OWNED_FLAGS)})",
+            "extraArgs holds a flag that other fields set: " + ", ".join(sorted(OWNED_FLAGS)),
+        ),
+    )
 
     image: Text | None = Field(
         default=None, description="Container image. Kubernetes only. Default: the one of this release."
@@ -93,8 +112,9 @@ class Engine(Section):
     extra_args: Annotated[Items[Argument], Field(max_length=256)] = Field(
         default=(), description="More arguments of the vLLM server, appended. Default: none."
     )
-    env: Annotated[Items[EnvVar], Field(max_length=256)] = Field(
-        default=(), description="More environment variables of the engine. Default: none."
+    env: Annotated[Named[EnvVar], Field(max_length=256)] = Field(
+        default=(),
+        description="More environment variables of the engine. Default: none.",
     )
     pod_template: Overlay = Field(
         default_factory=dict,

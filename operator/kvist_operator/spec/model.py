@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
-from kvist_operator.spec.base import Items, Name, Section, Text
+from kvist_operator.spec.base import Name, Named, Section, Text, rules
 
 
 class ModelVolume(Section):
@@ -16,11 +16,19 @@ class ModelVolume(Section):
     path: Text = Field(default=".", description="Folder of the model inside the volume. Default: its root.")
 
 
+AdapterName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/-]*$", min_length=1, max_length=256)
+]
+
+
 class LoraAdapter(Section):
     """An adapter served under a name of its own; its KV is never shared with another adapter's."""
 
-    name: Text = Field(description="Name in requests and in the keys of its chunks.")
-    path: Text = Field(description="Folder or Hugging Face name of the adapter.")
+    name: AdapterName = Field(description="Name in requests and in the keys of its chunks.")
+    path: Text = Field(
+        description="Folder or Hugging Face name; on Kubernetes a folder, which begins with . or /, "
+        "lies in model.volume."
+    )
     revision: str = Field(
         default="",
         max_length=256,
@@ -30,6 +38,13 @@ class LoraAdapter(Section):
 
 class Model(Section):
     """The one model of the cluster."""
+
+    model_config = rules(
+        (
+            "has(self.volume) || !['/', '.', '~', 'demo/'].exists(p, self.name.startsWith(p))",
+            "a model that is no Hugging Face name lies in a volume: give model.volume, its claim and path",
+        ),
+    )
 
     name: Text = Field(
         description="A local folder, a Hugging Face name such as HuggingFaceTB/SmolLM2-135M-Instruct, "
@@ -46,6 +61,7 @@ class Model(Section):
     volume: ModelVolume | None = Field(
         default=None, description="Volume that holds the model. Kubernetes only. Default: none."
     )
-    lora_adapters: Annotated[Items[LoraAdapter], Field(max_length=64)] = Field(
-        default=(), description="Adapters served beside the model, at most 64. Default: none."
+    lora_adapters: Annotated[Named[LoraAdapter], Field(max_length=64)] = Field(
+        default=(),
+        description="Adapters served beside the model, at most 64. Default: none.",
     )

@@ -6,13 +6,20 @@ from typing import Annotated
 
 from pydantic import Field
 
-from kvist_operator.spec.base import Duration, Items, Name, Overlay, SecretRef, Section
+from kvist_operator.spec.base import Duration, Items, Name, Overlay, SecretRef, Section, rules
 
 Peers = Annotated[Items[Overlay], Field(max_length=32)]
 
 
 class NetworkPolicy(Section):
     """Which connections the cluster's pods accept and make."""
+
+    model_config = rules(
+        (
+            "!has(self.egressTo) || self.egressTo.size() == 0 || (has(self.egress) && self.egress)",
+            "egressTo has no effect without egress: true",
+        ),
+    )
 
     enabled: bool = Field(
         default=True, description="Render ingress rules from the port table. Default: true."

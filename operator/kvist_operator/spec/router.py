@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from kvist_operator.spec.base import (
     Duration,
     EnvVar,
-    Items,
+    Named,
     Overlay,
     Quantity,
     Resources,
     SecretRef,
     Section,
     Text,
+    rules,
 )
 
 
@@ -40,7 +41,7 @@ class RouterLimits(Section):
 
 
 class RouterAuth(Section):
-    """Who may send requests. Kubernetes only so far."""
+    """Who may send requests. Not in this release."""
 
     api_keys: SecretRef | None = Field(
         default=None, description="Secret with accepted API keys, one a line. Default: none, no check."
@@ -48,7 +49,7 @@ class RouterAuth(Section):
 
 
 class Tenant(Section):
-    """Requests of a tenant share KV only with each other. Kubernetes only so far."""
+    """Requests of a tenant share KV only with each other. Not in this release."""
 
     name: Text = Field(description="Name in metrics.")
     api_keys: SecretRef = Field(description="Secret with the tenant's API keys, one a line.")
@@ -56,6 +57,13 @@ class Tenant(Section):
 
 class Autoscaling(Section):
     """A HorizontalPodAutoscaler for the routers."""
+
+    model_config = rules(
+        (
+            "(has(self.minReplicas) ? self.minReplicas : 2) <= self.maxReplicas",
+            "minReplicas (2 by default) is at most maxReplicas",
+        ),
+    )
 
     min_replicas: int = Field(default=2, ge=1, le=256, description="Fewest router pods. Default: 2.")
     max_replicas: int = Field(ge=1, le=256, description="Most router pods.")
@@ -66,12 +74,27 @@ class Autoscaling(Section):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.min_replicas > self.max_replicas:
-            raise ValueError("minReplicas is at most maxReplicas")
+            raise ValueError("minReplicas (2 by default) is at most maxReplicas")
         return self
 
 
 class Router(Section):
     """Where requests arrive and how a replica is chosen."""
+
+    model_config = rules(
+        (
+            "!has(self.auth) || !has(self.auth.apiKeys)",
+            "API keys are not checked in this release: put a gateway that does in front, leave auth out",
+        ),
+        (
+            "!has(self.tenants) || self.tenants.size() == 0",
+            "tenants are not kept apart in this release: give each a cluster of its own, leave tenants out",
+        ),
+        (
+            "!has(self.weights) || self.weights.size() == 0",
+            "policies take no weights in this release: leave weights out",
+        ),
+    )
 
     replicas: int = Field(
         default=1, ge=1, le=256, description="Router pods; kvist up runs one. Kubernetes only. Default: 1."
@@ -83,20 +106,22 @@ class Router(Section):
     policy: Literal["kvist", "round-robin", "least-load"] = Field(
         default="kvist", description="How a replica is chosen: kvist predicts TTFT on each. Default: kvist."
     )
-    weights: dict[str, float] = Field(
+    weights: dict[Annotated[str, StringConstraints(max_length=63)], float] = Field(
         default_factory=dict,
         max_length=64,
-        description="Parameters of the policy by name. Kubernetes only so far. Default: its own.",
+        description="Parameters of the policy by name. Not in this release. Default: its own.",
     )
     limits: RouterLimits = Field(default_factory=RouterLimits, description="What a router accepts at once.")
     auth: RouterAuth = Field(
         default_factory=RouterAuth, description="Who may send requests. Default: everyone."
     )
-    tenants: Annotated[Items[Tenant], Field(max_length=1024)] = Field(
-        default=(), description="Tenants whose KV is kept apart. Default: none."
+    tenants: Annotated[Named[Tenant], Field(max_length=1024)] = Field(
+        default=(),
+        description="Tenants whose KV is kept apart. Not in this release. Default: none.",
     )
-    env: Annotated[Items[EnvVar], Field(max_length=256)] = Field(
-        default=(), description="More environment variables of the router. Default: none."
+    env: Annotated[Named[EnvVar], Field(max_length=256)] = Field(
+        default=(),
+        description="More environment variables of the router. Default: none.",
     )
     image: Text | None = Field(
         default=None, description="Container image. Kubernetes only. Default: the one of this release."
