@@ -181,6 +181,12 @@ def _path(resource: Resource, obj: Object, subresource: str = "") -> str:
     return resource.path(obj["metadata"]["namespace"], obj["metadata"]["name"], subresource)
 
 
+def _another(body: Any) -> bool:
+    """A patch with the uid of an object that is gone: the server calls it a change of the uid."""
+    causes = (body.get("details") or {}).get("causes") if isinstance(body, dict) else None
+    return any(cause.get("field") == "metadata.uid" for cause in causes or ())
+
+
 def _parsed(status: int, payload: bytes, what: str) -> Object:
     try:
         body: Any = json.loads(payload)
@@ -188,7 +194,7 @@ def _parsed(status: int, payload: bytes, what: str) -> Object:
         body = None
     if status >= 300:
         said = body.get("message") if isinstance(body, dict) else None
-        raise from_status(status, str(said or f"{what}: HTTP {status}"))
+        raise from_status(409 if _another(body) else status, str(said or f"{what}: HTTP {status}"))
     if not isinstance(body, dict):
         raise ApiError(f"{what}: the answer is not a JSON object", status)
     return body

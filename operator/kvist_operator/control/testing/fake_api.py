@@ -69,11 +69,10 @@ class FakeApi:
         self._check(resource, obj)
         place = _place(resource, obj)
         live = self._objects.get(place)
-        uid = obj["metadata"].get("uid")
-        if live is None and (subresource or uid):
+        if live is None and (subresource or obj["metadata"].get("uid")):
             raise NotFound(f"{resource.plural} {place[2]!r} not found", 404)
-        if live is not None and uid not in (None, live["metadata"]["uid"]):
-            raise Conflict(f"uid {uid} is not that of {place[2]!r}", 409)
+        if live is not None:
+            _same_uid(live, obj)
         wished = _part(obj, subresource)
         owned = merge.owned(wished)
         before = self._owned.get((place, subresource), set())
@@ -116,6 +115,7 @@ class FakeApi:
         live = self._objects.get(place)
         if live is None:
             raise NotFound(f"{resource.plural} {name!r} not found", 404)
+        _same_uid(live, patch)
         self.on_write("patch", resource, patch)
         return self._store(place, merge.apply(live, patch, set()))
 
@@ -211,6 +211,12 @@ class FakeApi:
 
 def _place(resource: Resource, obj: Object) -> _Place:
     return resource, obj["metadata"]["namespace"], obj["metadata"]["name"]
+
+
+def _same_uid(live: Object, given: Object) -> None:
+    uid = (given.get("metadata") or {}).get("uid")
+    if uid not in (None, live["metadata"]["uid"]):
+        raise Conflict(f"uid {uid} is not that of {live['metadata']['name']!r}", 409)
 
 
 def _part(obj: Object, subresource: str) -> Object:

@@ -25,7 +25,8 @@ Path = tuple[str, ...]
 def apply(live: dict[str, Any], wished: dict[str, Any], dropped: set[Path]) -> dict[str, Any]:
     """`live` with `wished` over it and the fields in `dropped` taken away."""
     result = copy.deepcopy(live)
-    for path in sorted(dropped, key=len, reverse=True):
+    keys = set(LIST_KEYS.values())  # an item's key goes last, and the item with it
+    for path in sorted(dropped, key=lambda path: (path[-1] in keys, -len(path))):
         _remove(result, path)
     _merge(result, wished)
     return result
@@ -70,10 +71,10 @@ def _remove(target: Any, path: Path) -> None:
     head, rest = path[0], path[1:]
     if head.startswith("[") and isinstance(target, list):
         for item in [found for found in target if _is(found, head[1:-1])]:
-            if rest:
-                _remove(item, rest)
-            if not rest or _only_key(item):
+            if len(rest) == 1 and rest[0] in LIST_KEYS.values():
                 target.remove(item)
+            elif rest:
+                _remove(item, rest)
     elif isinstance(target, dict) and head in target:
         if rest:
             _remove(target[head], rest)
@@ -83,7 +84,3 @@ def _remove(target: Any, path: Path) -> None:
 
 def _is(item: Any, key: str) -> bool:
     return isinstance(item, dict) and key in (item.get(name) for name in set(LIST_KEYS.values()))
-
-
-def _only_key(item: dict[str, Any]) -> bool:
-    return not item
