@@ -153,7 +153,7 @@ async def _fill(
 ) -> None:
     """Replicas that hold different shares of every prompt, on the GPU and in memory."""
     memo, root = KeyMemo(100_000), root_key(FINGERPRINT)
-    chains = [memo.chunk_keys(root, await tokenizer.chat(json.loads(body)), 256) for body in bodies]
+    chains = [memo.segment_keys(root, await tokenizer.chat(json.loads(body)), 256) for body in bodies]
     for number, described in enumerate(settings.replicas):
         replica = Replica(described, settings.index)
         replica.healthy, replica.models = True, {MODEL: ServedModel(MODEL, 131072, False)}

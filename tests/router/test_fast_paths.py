@@ -79,7 +79,7 @@ def test_templates_that_look_at_contents_are_rendered_every_time(source: str) ->
 
 async def _chat(tokenizer: ModelTokenizer, fields: dict[str, Any]) -> bytes | None:
     try:
-        return await tokenizer.chat(fields)
+        return b"".join(await tokenizer.chat(fields))
     except NotExact:
         return None
 

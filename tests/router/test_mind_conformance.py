@@ -59,7 +59,7 @@ async def test_a_decision_names_a_replica_and_counts_as_in_flight(minds: Minds) 
 @pytest.mark.parametrize("last", ["ended", "cancelled", "failed"])
 async def test_every_end_empties_the_in_flight_map(minds: Minds, until, last) -> None:
     decision = await minds.mind.decide(body(), CHAT)
-    for event in ("accepted", "first_byte", last):
+    for event in ("first_byte", last):
         await minds.mind.report(decision.id, Report(event))
     await until(lambda: len(minds.local.in_flight) == 0)
     replica = minds.local.replicas[decision.replica]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_pieces_give_the_tokens_of_the_whole(tmp_path_factory: pytest.TempPathFa
     folder = folder_with(tmp_path_factory.mktemp("m"), {}, special=True)
     whole = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ours = ModelTokenizer(folder, 10_000, 100)
-    assert asyncio.run(ours.text(text)) == pack_tokens(whole.encode(text).ids)
+    assert b"".join(asyncio.run(ours.text(text))) == pack_tokens(whole.encode(text).ids)
 
 
 def test_completions_get_special_tokens_chats_those_of_the_template(tmp_path: Path) -> None:
@@ -92,9 +93,9 @@ def test_completions_get_special_tokens_chats_those_of_the_template(tmp_path: Pa
     ours = ModelTokenizer(
         folder_with(tmp_path, {"bos_token": {"content": "<m>"}}, True, template), 10_000, 100
     )
-    assert asyncio.run(ours.text("a")) == pack_tokens([20, 0])
+    assert b"".join(asyncio.run(ours.text("a"))) == pack_tokens([20, 0])
     chat = {"messages": [{"role": "user", "content": "ab"}]}
-    assert asyncio.run(ours.chat(chat)) == pack_tokens([21, 0, 1])
+    assert b"".join(asyncio.run(ours.chat(chat))) == pack_tokens([21, 0, 1])
 
 
 def test_a_config_that_contradicts_the_tokenizer_is_not_trusted(tmp_path: Path) -> None:
@@ -134,18 +135,36 @@ def test_templates_that_loop_over_content_get_parts() -> None:
 
 @given(
     tokens=st.lists(st.integers(0, 2**32 - 1), max_size=70),
+    cuts=st.lists(st.integers(0, 70), max_size=6).map(sorted),
     chunk=st.sampled_from([4, 16]),
     capacity=st.sampled_from([0, 3, 1000]),
 )
-def test_the_memo_gives_the_keys_of_the_formula(tokens: list[int], chunk: int, capacity: int) -> None:
+def test_the_memo_gives_the_keys_of_the_formula(
+    tokens: list[int], cuts: list[int], chunk: int, capacity: int
+) -> None:
     memo = KeyMemo(capacity)
     packed = pack_tokens(tokens)
-    for _ in range(2):
-        assert memo.chunk_keys(b"r" * 16, packed, chunk) == chunk_keys(b"r" * 16, tokens, chunk)
+    edges = [0, *(4 * place for place in cuts), len(packed)]
+    segments = [packed[start:end] for start, end in pairwise(edges)]
+    for root in (b"r" * 16, b"s" * 16, b"r" * 16):
+        assert memo.chunk_keys(root, packed, chunk) == chunk_keys(root, tokens, chunk)
+        assert memo.segment_keys(root, segments, chunk) == chunk_keys(root, tokens, chunk)
+        # One that goes on from the middle of what is known, with other chunks too.
+        assert memo.segment_keys(root, [*segments[:2], packed], chunk) == chunk_keys(
+            root, [*tokens[: len(b"".join(segments[:2])) // 4], *tokens], chunk
+        )
+        assert memo.segment_keys(root, segments, 2 * chunk) == chunk_keys(root, tokens, 2 * chunk)
         assert list(memo.tail_keys(b"p" * 16, packed[: 4 * chunk], 2)) == tail_keys(
             b"p" * 16, tokens, 2, chunk
         )
-    assert len(memo) <= max(2, capacity)
+
+
+def test_the_memo_is_bounded_by_what_it_holds() -> None:
+    memo = KeyMemo(100)
+    for number in range(2000):
+        memo.segment_keys(b"r" * 16, [number.to_bytes(4, "little") * 512], 256)
+        list(memo.tail_keys(number.to_bytes(16, "little"), bytes(256), 64))
+    assert len(memo) <= 300
 
 
 def test_the_cache_is_bounded_and_forgets_the_least_used() -> None:

@@ -7,7 +7,6 @@ candidate is healthy, serves the model and is not draining.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
@@ -28,8 +27,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     outstanding_requests: int
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, gc=False):
     """The replica taken, and why, in words for the record."""
 
     name: str

@@ -7,13 +7,13 @@ the relay itself is gone. Bounded by `limits.in_flight`: above it requests are r
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from kvist_router.mind.replica import Replica
 
 
-@dataclass(slots=True)
-class InFlight:
+class InFlight(msgspec.Struct):
     """One dispatched request."""
 
     id: str
@@ -23,7 +23,6 @@ class InFlight:
     uncached_tokens: int  # counted as outstanding until the first byte
     predicted_ttft: float
     decided: float
-    accepted: bool = False
     first_byte: bool = False
 
 

@@ -2,8 +2,7 @@
 
     relay                               mind
       | decide(body, metadata)  ---->    |   Decision or Refusal
-      | report(id, accepted)    ---->    |   the engine answered with headers
-      | report(id, first_byte)  ---->    |
+      | report(id, first_byte)  ---->    |   the engine took it, and its prefill is over
       | report(id, ended | cancelled | failed)   exactly one of them, last
 
 `failed` may be followed by `decide` with `metadata.id` and `metadata.exclude`: a retry elsewhere.
@@ -16,7 +15,7 @@ from typing import Literal, Protocol
 import msgspec
 
 Path = Literal["chat", "completions"]
-Event = Literal["accepted", "first_byte", "ended", "cancelled", "failed"]
+Event = Literal["first_byte", "ended", "cancelled", "failed"]
 
 
 class Metadata(msgspec.Struct, frozen=True):

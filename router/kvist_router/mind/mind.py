@@ -11,10 +11,11 @@ import hashlib
 import hmac
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from os import urandom
 from random import Random
 from typing import NamedTuple
+
+import msgspec
 
 from kvist_connector.keys import root_key
 from kvist_connector.protocol import feed
@@ -42,8 +43,7 @@ ROOTS_BYTES, ROOT_BYTES = 2**20, 300  # cache of root keys: one for every tenant
 TOKEN_CHARACTERS = 4  # of a prompt whose tokens nobody could tell
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
+class _Question(msgspec.Struct, frozen=True):
     """A parsed request with its tokens."""
 
     id: str
@@ -156,7 +156,7 @@ class LocalMind:
         prompts = await self.source.prompts(request, replicas[0].url)
         # A drain may have begun meanwhile, and once we have acknowledged it nothing more may go there.
         replicas = [replica for replica in replicas if replica.takes] or replicas
-        lengths = [len(packed) // TOKEN_BYTES for packed in prompts.packed]
+        lengths = [len(prompt.packed) // TOKEN_BYTES for prompt in prompts.each]
         if model.longest is not None and lengths and max(lengths) > model.longest:
             raise Refused(_too_long(max(lengths), model.longest, request))
         tokens = sum(lengths) if lengths else len(body) // TOKEN_CHARACTERS
@@ -189,8 +189,8 @@ class LocalMind:
         root = self._root(identity, question.model.name if question.model.adapter else "", question.salt)
         chunk_tokens = identity[2]
         chains = [
-            Chain(root, self._memo.chunk_keys(root, packed, chunk_tokens), packed)
-            for packed in question.prompts.packed
+            Chain(root, self._memo.segment_keys(root, prompt.segments, chunk_tokens), prompt.packed)
+            for prompt in question.prompts.each
         ]
         return _Keyed(chains, [key for chain in chains for key in chain.keys])
 
@@ -268,7 +268,9 @@ class LocalMind:
         metadata: Metadata,
     ) -> DecisionRecord:
         # The connector sums copies and prompt lists under one id, so only a single prompt can be compared.
-        single = len(question.prompts.packed) == 1 and question.request.copies == 1
+        # The keys of an adapter's chunks depend on its revision, which the router does not know.
+        single = len(question.prompts.each) == 1 and question.request.copies == 1
+        comparable = single and not question.model.adapter
         return DecisionRecord(
             id=question.id,
             time=time.time(),
@@ -284,7 +286,7 @@ class LocalMind:
             streamed=question.request.stream,
             considered=[_considered(item.candidate) for item in considered],
             attempts=[*metadata.exclude, chosen.replica.name],
-            last_chunk_key=chosen.keys[-1].hex() if single and chosen.keys else "",
+            last_chunk_key=chosen.keys[-1].hex() if comparable and chosen.keys else "",
         )
 
 

@@ -43,9 +43,7 @@ class Outcomes:
         entry = self._in_flight.get(request_id)
         if entry is None:
             return
-        if report.event == "accepted":
-            entry.accepted = True
-        elif report.event == "first_byte":
+        if report.event == "first_byte":
             self._first_byte(entry)
         else:
             self._end(entry, report)

@@ -6,12 +6,14 @@ an engine reported is not rendered here again until the process restarts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from kvist_connector.keys import pack_tokens
 from kvist_router.errors import NotExact
 from kvist_router.metrics import MindMetrics
+from kvist_router.tokens.keys import cut
 from kvist_router.tokens.remote import RemoteTokenizer
 from kvist_router.tokens.request import MAX_PROMPTS, Request
 from kvist_router.tokens.tokenizer import ModelTokenizer
@@ -20,11 +22,22 @@ NOT_VERIFIED = "not verified yet"
 MAX_REMOTE_PROMPTS = 4  # of one body that are sent to /tokenize; the others count as cold
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """Packed tokens of each prompt; `source` is local, remote, ids or unknown."""
+class Prompt(msgspec.Struct, frozen=True):
+    """Packed tokens of one prompt, whole and in segments (tokens/keys.py)."""
 
-    packed: tuple[bytes, ...]
+    packed: bytes
+    segments: list[bytes]
+
+    @classmethod
+    def whole(cls, packed: bytes) -> Prompt:
+        """Tokens that came in one piece."""
+        return cls(packed, cut(packed))
+
+
+class Prompts(msgspec.Struct, frozen=True):
+    """The prompts of a request; `source` is local, remote, ids or unknown."""
+
+    each: tuple[Prompt, ...]
     source: str
 
 
@@ -85,11 +98,12 @@ class PromptSource:
 
     async def _chat(self, request: Request, url: str) -> Prompts:
         try:
-            return Prompts((await self._trusted().chat(request.fields),), "local")
+            segments = await self._trusted().chat(request.fields)
+            return Prompts((Prompt(b"".join(segments), segments),), "local")
         except NotExact as reason:
             self._metrics.remote_tokenize(str(reason))
         packed = await self._remote.chat(url, request.fields)
-        return Prompts((), "unknown") if packed is None else Prompts((packed,), "remote")
+        return Prompts((), "unknown") if packed is None else Prompts((Prompt.whole(packed),), "remote")
 
     async def _texts(self, request: Request, texts: list[str], url: str) -> Prompts:
         special = request.fields.get("add_special_tokens", True)
@@ -97,19 +111,21 @@ class PromptSource:
             local = self._trusted()
             if special is not True or request.fields.get("truncate_prompt_tokens") is not None:
                 raise NotExact("special tokens")
-            return Prompts(tuple([await local.text(text) for text in texts]), "local")
+            found = [await local.text(text) for text in texts]
+            return Prompts(tuple(Prompt(b"".join(segments), segments) for segments in found), "local")
         except NotExact as reason:
             self._metrics.remote_tokenize(str(reason))
         answers = [
             await self._remote.text(url, request.model, text, special is not False)
             for text in texts[:MAX_REMOTE_PROMPTS]
         ]
-        packed = tuple(answer for answer in answers if answer is not None)
-        return Prompts(packed, "remote" if len(packed) == len(texts) else "unknown")
+        known = tuple(Prompt.whole(answer) for answer in answers if answer is not None)
+        return Prompts(known, "remote" if len(known) == len(texts) else "unknown")
 
 
 def _ids(prompts: list[Any]) -> Prompts:
     try:
-        return Prompts(tuple(pack_tokens(prompt) for prompt in prompts[:MAX_PROMPTS]), "ids")
+        packed = tuple(Prompt.whole(pack_tokens(prompt)) for prompt in prompts[:MAX_PROMPTS])
+        return Prompts(packed, "ids")
     except (TypeError, OverflowError, ValueError):  # the engine says what is wrong with them
         return Prompts((), "unknown")

@@ -95,10 +95,10 @@ class Verifier:
         model = next(iter(replica.models), None)
         try:
             if "prompt" in fields:
-                ours = await local.text(fields["prompt"])
+                ours = b"".join(await local.text(fields["prompt"]))
                 theirs = await self._remote.text(replica.url, model, fields["prompt"])
             else:
-                ours = await local.chat(fields)
+                ours = b"".join(await local.chat(fields))
                 theirs = await self._remote.chat(replica.url, {**fields, "model": model})
         except NotExact:
             return None

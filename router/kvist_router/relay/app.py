@@ -31,7 +31,7 @@ from kvist_router.settings import LimitSettings
 
 PATHS: dict[str, Path] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 
-_ACCEPTED, _FIRST_BYTE, _ENDED = Report("accepted"), Report("first_byte"), Report("ended")
+_FIRST_BYTE, _ENDED = Report("first_byte"), Report("ended")
 _ENDS = ("ended", "rejected", "refused", "cancelled", "failed")
 _REPORTED = Report("failed")  # the mind has heard of this attempt's end already
 _LATE = {
@@ -143,7 +143,6 @@ class Relay:
         try:
             attempt = await self._open(exchange, decision)
             if attempt.status < 500:
-                await self._mind.report(decision.id, _ACCEPTED)
                 await self._mind.report(decision.id, _FIRST_BYTE)
             else:
                 end = await self._fail(decision, UpstreamError(f"status {attempt.status}"))

@@ -6,7 +6,6 @@ The engine validates the rest; only what routing and the closed list of edits ne
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import msgspec
@@ -18,8 +17,7 @@ MAX_PROMPTS = 256  # prompts of one completions body that are looked at; the oth
 MAX_TAGS, MAX_TAG_LENGTH = 16, 128
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """What routing needs of a body."""
 
     path: Path
@@ -89,12 +87,17 @@ def _colons(value: Any) -> int:
     while rest:
         item = rest.pop()
         kind = type(item)
-        if kind is str:
-            count += item.count(":") if ":" in item else 0
-        elif kind is dict:
+        if kind is dict:
             count += len(item)
-            rest += item
-            rest += item.values()
+            for name, inner in item.items():
+                if ":" in name:
+                    count += name.count(":")
+                if type(inner) is not str:
+                    rest.append(inner)
+                elif ":" in inner:
+                    count += inner.count(":")
+        elif kind is str:
+            count += item.count(":")
         elif kind is list and not (item and type(item[0]) is int and set(map(type, item)) == {int}):
             rest += item
     return count

@@ -45,8 +45,8 @@ class ModelTokenizer:
         self.hits = 0
         self.misses = 0
 
-    async def chat(self, fields: dict[str, Any]) -> bytes:
-        """Packed tokens of a chat request."""
+    async def chat(self, fields: dict[str, Any]) -> list[bytes]:
+        """Packed tokens of a chat request, in segments: those that were there before are the same objects."""
         if self._template is None:
             raise NotExact("no template")
         conversation = self._template.accept(fields)
@@ -54,17 +54,17 @@ class ModelTokenizer:
             return await self._encode(self._skeletons.pieces(conversation))
         return await self._encode(self._cut(self._template.render(conversation)))
 
-    async def text(self, text: str) -> bytes:
-        """Packed tokens of one completion prompt."""
+    async def text(self, text: str) -> list[bytes]:
+        """Packed tokens of one completion prompt, in segments."""
         if self._frame is None:
             raise NotExact("special tokens")
         before, after = self._frame
-        return before + await self._encode(self._cut(text)) + after
+        return [before, *await self._encode(self._cut(text)), after]
 
     def _cut(self, text: str) -> list[str]:
         return self._splitter.split(text) if self._splitter is not None else [text]
 
-    async def _encode(self, pieces: list[str]) -> bytes:
+    async def _encode(self, pieces: list[str]) -> list[bytes]:
         get = self._cache.get
         found = [get(piece) if piece else b"" for piece in pieces]
         if None in found:
@@ -76,7 +76,7 @@ class ModelTokenizer:
             ]
             self.misses += len(missing)
         self.hits += len(pieces)
-        return b"".join([tokens for tokens in found if tokens is not None])
+        return [tokens for tokens in found if tokens]
 
     async def _encode_pieces(self, pieces: list[str]) -> dict[str, bytes]:
         if sum(map(len, pieces)) <= self._inline:
