@@ -60,8 +60,9 @@ e2e-api: setup ## the tests on a real API server that need no pods: minutes
 e2e: e2e-up ## all tests on the e2e cluster
 	$(RUN)/pytest e2e/tests $(ARGS)
 
-reference: setup ## write docs/reference.md from the code
+reference: setup ## write docs/reference.md and docs/api.md from the code
 	$(RUN)/python -m tools.reference
+	$(RUN)/python -m tools.api_reference
 
 clean: ## remove the environment, caches and build output
 	rm -rf $(ENV) .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -13,6 +13,7 @@ from kvist_connector.names import PATH_HEALTHZ, PATH_READYZ
 from kvist_operator.plan.engine import engine_program
 from kvist_operator.plan.program import Health, Plan, Program, Role, Volume, VolumeKind
 from kvist_operator.plan.target import Target
+from kvist_operator.plan.tiers import shared_arguments
 from kvist_operator.spec import CacheCluster
 
 AGENT_DEADLINE: Final = 120.0
@@ -24,13 +25,13 @@ def make_plan(cluster: CacheCluster, target: Target) -> Plan:
     return Plan(
         name=cluster.name,
         replicas=cluster.spec.engine.replicas,
-        agent=_agent(cluster) if cluster.spec.cache.enabled else None,
+        agent=_agent(cluster, target) if cluster.spec.cache.enabled else None,
         engine=engine_program(cluster, target),
         router=_router(cluster, target),
     )
 
 
-def _agent(cluster: CacheCluster) -> Program:
+def _agent(cluster: CacheCluster, target: Target) -> Program:
     cache = cluster.spec.cache
     arguments = ["--replica", "$(replica)", "--socket", "$(path.socket)", "--arena", "$(path.arena)"]
     arguments += ["--memory", str(cache.memory), "--eviction", cache.eviction]
@@ -42,6 +43,8 @@ def _agent(cluster: CacheCluster) -> Program:
         arguments += ["--disk.path", "$(path.disk)", "--disk.size", str(cache.disk.size)]
         arguments += ["--disk.fsync", cache.disk.fsync]
         volumes.append(Volume(VolumeKind.DISK, cache.disk.size, cache.disk.path))
+    if target.shared_tiers:
+        arguments += shared_arguments(cluster)
     return Program(
         role=Role.AGENT,
         module="kvist_connector",

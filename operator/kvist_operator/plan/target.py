@@ -19,6 +19,7 @@ class Target:
     engine_env: Mapping[str, str] = field(default_factory=dict)
     discovery: Literal["file", "kubernetes"] = "file"  # how the router learns of replicas
     model_files: bool = True  # whether the router sees the model's folder
+    shared_tiers: bool = False  # whether agents can reach Redis and object store here
 
 
 # Unbound threads, passive waiting: see cpu_target.
@@ -51,7 +52,8 @@ def kube_target(cluster: CacheCluster) -> Target:
     environment = _offline(volume is not None)
     if not cuda:
         environment |= _cpu_environment(cores) if cores else dict(_UNBOUND)
-    return Target("cuda" if cuda else "cpu", environment, "kubernetes", volume is not None)
+    device: Literal["cpu", "cuda"] = "cuda" if cuda else "cpu"
+    return Target(device, environment, "kubernetes", volume is not None, shared_tiers=True)
 
 
 def _cpu_environment(cores: int) -> dict[str, str]:

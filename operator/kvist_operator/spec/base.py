@@ -126,6 +126,7 @@ Named = Annotated[
     tuple[T, ...],
     Field(
         strict=False,
+        max_length=256,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     ),
     AfterValidator(_distinct),

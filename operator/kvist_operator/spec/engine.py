@@ -112,7 +112,7 @@ class Engine(Section):
     extra_args: Annotated[Items[Argument], Field(max_length=256)] = Field(
         default=(), description="More arguments of the vLLM server, appended. Default: none."
     )
-    env: Annotated[Named[EnvVar], Field(max_length=256)] = Field(
+    env: Named[EnvVar] = Field(
         default=(),
         description="More environment variables of the engine. Default: none.",
     )

@@ -61,7 +61,7 @@ class Model(Section):
     volume: ModelVolume | None = Field(
         default=None, description="Volume that holds the model. Kubernetes only. Default: none."
     )
-    lora_adapters: Annotated[Named[LoraAdapter], Field(max_length=64)] = Field(
+    lora_adapters: Named[LoraAdapter] = Field(
         default=(),
-        description="Adapters served beside the model, at most 64. Default: none.",
+        description="Adapters served beside the model. Default: none.",
     )

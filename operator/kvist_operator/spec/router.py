@@ -115,11 +115,11 @@ class Router(Section):
     auth: RouterAuth = Field(
         default_factory=RouterAuth, description="Who may send requests. Default: everyone."
     )
-    tenants: Annotated[Named[Tenant], Field(max_length=1024)] = Field(
+    tenants: Named[Tenant] = Field(
         default=(),
         description="Tenants whose KV is kept apart. Not in this release. Default: none.",
     )
-    env: Annotated[Named[EnvVar], Field(max_length=256)] = Field(
+    env: Named[EnvVar] = Field(
         default=(),
         description="More environment variables of the router. Default: none.",
     )

@@ -30,13 +30,6 @@ def managed_redis(cluster: CacheCluster) -> ManagedRedis | None:
     return redis.managed if cluster.spec.cache.enabled and redis is not None else None
 
 
-def redis_urls(cluster: CacheCluster, namespace: str) -> tuple[str, ...]:
-    """One address a pod, so that a key's place does not depend on a load balancer."""
-    managed, name = managed_redis(cluster), name_of(cluster, REDIS)
-    count = managed.replicas if managed is not None else 0
-    return tuple(f"redis://{name}-{i}.{name}.{namespace}.svc:{PORTS['redis']}" for i in range(count))
-
-
 def redis_objects(cluster: CacheCluster, context: Context) -> list[Object]:
     """StatefulSet and headless Service."""
     managed = managed_redis(cluster)

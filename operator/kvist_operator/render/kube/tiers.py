@@ -20,9 +20,17 @@ from kvist_operator.render.kube.pods import (
     scratch_volumes,
     secret_volume,
 )
-from kvist_operator.render.kube.secrets import control_token
-from kvist_operator.render.kube.values import DISK, container_ports, values
+from kvist_operator.render.kube.secrets import control_token, redis_password
+from kvist_operator.render.kube.values import (
+    CREDENTIALS_FILE,
+    DISK,
+    REDIS_CA_FILE,
+    REDIS_PASSWORD_FILE,
+    container_ports,
+    values,
+)
 from kvist_operator.spec import CacheCluster
+from kvist_operator.spec.base import SecretRef
 
 # Journal, sockets and lock files beside the arena.
 _BESIDE_ARENA: Final = 64 * 1024**2
@@ -37,11 +45,12 @@ def agent_container(cluster: CacheCluster, agent: Program, context: Context) -> 
     health = agent.health
     mounts = [
         {"name": "kvist", "mountPath": RUN},
-        {"name": "token", "mountPath": TOKEN_FILE.rpartition("/")[0], "readOnly": True},
+        _folder_mount("token", TOKEN_FILE),
         *scratch_volumes()[1],
     ]
     if _size(agent, VolumeKind.DISK):
         mounts.append({"name": "disk", "mountPath": DISK})
+    mounts += [_folder_mount(name, file) for name, _, file in tier_secrets(cluster)]
     memory = str(agent_memory(agent))
     return {
         **program("agent", context.images.agent, agent.module, argv, context),
@@ -66,14 +75,32 @@ def agent_memory(agent: Program) -> int:
 def agent_volumes(cluster: CacheCluster, agent: Program) -> list[Object]:
     """Arena and socket in one volume, the token, the disk tier unless it is a claim."""
     arena, disk = _size(agent, VolumeKind.ARENA), _size(agent, VolumeKind.DISK)
-    volumes = [
-        memory_volume("kvist", arena + _BESIDE_ARENA),
-        secret_volume("token", control_token(cluster), TOKEN_FILE.rpartition("/")[2]),
-    ]
+    secrets = [("token", control_token(cluster), TOKEN_FILE), *tier_secrets(cluster)]
+    volumes = [memory_volume("kvist", arena + _BESIDE_ARENA)]
+    volumes += [secret_volume(name, ref, file.rpartition("/")[2]) for name, ref, file in secrets]
     if disk and not disk_claims(cluster):
         # The tier keeps its own limit; the rest is for files that are being written.
         volumes.append({"name": "disk", "emptyDir": {"sizeLimit": str(disk + disk // 16 + _BESIDE_ARENA)}})
     return volumes
+
+
+def tier_secrets(cluster: CacheCluster) -> list[tuple[str, SecretRef, str]]:
+    """Volume, Secret and file of what the shared tiers need. Rotation: files are read again."""
+    remote = cluster.spec.cache.remote
+    found = [
+        ("redis-password", redis_password(cluster), REDIS_PASSWORD_FILE),
+        ("redis-ca", remote.redis.ca if remote.redis else None, REDIS_CA_FILE),
+        (
+            "object-store",
+            remote.object_store.credentials if remote.object_store else None,
+            CREDENTIALS_FILE,
+        ),
+    ]
+    return [(name, secret, file) for name, secret, file in found if secret is not None]
+
+
+def _folder_mount(volume: str, file: str) -> Object:
+    return {"name": volume, "mountPath": file.rpartition("/")[0], "readOnly": True}
 
 
 def disk_claims(cluster: CacheCluster) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Final
 
 from kvist_connector import names
 from kvist_operator.render.kube.context import Context
-from kvist_operator.render.kube.meta import ENGINE, name_of
+from kvist_operator.render.kube.meta import ENGINE, REDIS, name_of
 from kvist_operator.render.kube.pods import MODELS, RUN, TOKEN_FILE
 from kvist_operator.render.local import EVENTS_SUFFIX, REPLAY_SUFFIX
 from kvist_operator.spec import CacheCluster
@@ -23,6 +23,9 @@ PORTS: Final = {
 SOCKET: Final = f"{RUN}/agent.sock"
 ARENA: Final = f"{RUN}/arena"
 DISK: Final = "/var/lib/kvist/disk"
+REDIS_PASSWORD_FILE: Final = "/etc/kvist/redis-password/password"
+REDIS_CA_FILE: Final = "/etc/kvist/redis-ca/ca.crt"
+CREDENTIALS_FILE: Final = "/etc/kvist/object-store/credentials"
 CONFIG: Final = "/etc/kvist/router"
 _EVERYWHERE: Final = "0.0.0.0"
 
@@ -45,9 +48,21 @@ def values(cluster: CacheCluster, context: Context) -> dict[str, str]:
         "path.arena": ARENA,
         "path.disk": DISK,
         "path.token": TOKEN_FILE,
+        "path.redis-password": REDIS_PASSWORD_FILE,
+        "path.redis-ca": REDIS_CA_FILE,
+        "path.object-store-credentials": CREDENTIALS_FILE,
+        "redis.urls": ",".join(redis_urls(cluster, context.namespace)),
         **{f"port.{name}": str(port) for name, port in PORTS.items()},
         **{f"lora.{a.name}": inside(a.path) if a.path[0] in "./" else a.path for a in model.lora_adapters},
     }
+
+
+def redis_urls(cluster: CacheCluster, namespace: str) -> tuple[str, ...]:
+    """Of a managed Redis; one address a pod, so that a key's place does not depend on a load balancer."""
+    redis = cluster.spec.cache.remote.redis
+    count = redis.managed.replicas if redis is not None and redis.managed is not None else 0
+    name = name_of(cluster, REDIS)
+    return tuple(f"redis://{name}-{i}.{name}.{namespace}.svc:{PORTS['redis']}" for i in range(count))
 
 
 def inside(path: str) -> str:
