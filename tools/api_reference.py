@@ -26,11 +26,12 @@ to the routers' Services, or any OpenAI-compatible gateway. Within v1alpha1 fiel
 `kubectl wait --for=condition=Ready cc/NAME` returns when a request through the router would succeed;
 `kubectl scale cc/NAME --replicas=N` and autoscalers write `spec.engine.replicas`."""
 
-_OVERLAY = """`engine.podTemplate` and `router.podTemplate` are laid over the pod template that the operator renders,
-as a strategic merge: mappings are merged, `null` takes a field away, lists of this table are merged by their key
-and others replaced. An entry with `$patch: delete` is taken away, one with `$patch: replace` replaces. A key that
-is given twice in a list is refused. What the API server does not accept is reported in the condition Degraded,
-and what runs is left alone."""
+_OVERLAY = """\
+`engine.podTemplate` and `router.podTemplate` are laid over the pod template that the operator renders, as a
+strategic merge: mappings are merged, `null` takes a field away, lists of this table are merged by their key
+and others replaced. An entry with `$patch: delete` is taken away, one with `$patch: replace` replaces. A
+key that is given twice in a list is refused. What the API server does not accept is reported in the
+condition Degraded, and what runs is left alone."""
 
 
 def page() -> str:
