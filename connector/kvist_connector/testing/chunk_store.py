@@ -90,6 +90,37 @@ class ChunkStoreSuite:
             assert found == {_KEY: 1000, _OTHER: 500}
         assert (await store.capacity()).used >= 1500
 
+    async def test_items_of_a_scope_are_those_of_its_keys(self, store: ChunkStore) -> None:
+        """Scopes do not mix, and the chunk's own key may be the same in both."""
+        if not store.capabilities.shared:
+            return
+        one, other = b"\xff" * 15 + b"*", b"\xff" * 15 + b"?"
+        await store.put_if_absent(one + _KEY, [b"a"])
+        await store.put_if_absent(other + _KEY, [b"bb"])
+        await store.put_if_absent(other + _OTHER, [b"ccc"])
+        assert {item.key async for item in store.items(one)} == {one + _KEY}
+        assert {item.key: item.size async for item in store.items(other)} == {
+            other + _KEY: 2,
+            other + _OTHER: 3,
+        }
+        assert await read_all(store, other + _KEY, 2) == (2, b"bb")
+
+    async def test_sizes_are_told_without_reading(self, store: ChunkStore) -> None:
+        """In the order of the keys, misses included."""
+        await store.put_if_absent(key(1), [b"x" * 1000])
+        await store.put_if_absent(key(3), [b"y" * 500])
+        assert await store.sizes([key(1), key(2), key(3)]) == [1000, None, 500]
+        assert await store.sizes([]) == []
+
+    async def test_objects_of_many_pieces_are_whole(self, store: ChunkStore) -> None:
+        """No piece is lost, repeated or swapped, wherever buffers and parts are cut."""
+        data = b"".join(number.to_bytes(4, "big") for number in range(200_000))
+        await store.put_if_absent(_KEY, [data[:4096], data[4096:300_001], data[300_001:]])
+        first, rest = bytearray(123_457), bytearray(len(data) - 123_457)
+        length = await store.get(Read(_KEY, [memoryview(first), memoryview(rest)]))
+        assert length == len(data)
+        assert bytes(first + rest) == data
+
     async def test_concurrent_puts_of_a_key_store_one(self, store: ChunkStore) -> None:
         """Exactly one writer wins, and the object is one of theirs, whole."""
         contents = [bytes([number]) * 20_000 for number in range(8)]

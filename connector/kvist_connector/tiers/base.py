@@ -1,8 +1,11 @@
-"""The contract of a backend that stores chunks: objects of bytes under 16-byte keys.
+"""The contract of a backend that stores chunks: objects of bytes under short binary keys.
 
-Implemented by disk (Redis, object stores and peers later); wrapped by metered, deadline and
-faulty; called only through `envelope.EnvelopeStore`, which gives the bytes meaning. The
+Implemented by disk, redis and object_store (peers later); wrapped by spread, metered, deadline
+and faulty; called only through `envelope.EnvelopeStore`, which gives the bytes meaning. The
 conformance suite is `kvist_connector.testing.chunk_store.ChunkStoreSuite`.
+
+A key is the chunk's 16 bytes, in shared stores after a scope of at most 16 bytes: the model
+state whose objects are listed and cleared together.
 
 All calls are safe to make concurrently on one event loop. A miss is None, a failure is
 TierError, no room is StorageFull. An object is visible whole or not at all. A call that ends,
@@ -25,7 +28,8 @@ class Capabilities:
 
     persistent: bool  # objects outlive this process
     shared: bool  # other agents see and add objects
-    listable: bool  # `items` is complete and affordable at start
+    listable: bool  # `items` is complete
+    largest: int | None = None  # most bytes of one object; None: no limit of its own
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,10 @@ class ChunkStore(ABC):
         results = await asyncio.gather(*(self.get(read) for read in reads), return_exceptions=True)
         return [_as_result(result) for result in results]
 
+    async def sizes(self, keys: Sequence[bytes]) -> list[int | Exception | None]:
+        """Length of each object, None for a miss, without reading it; failures are returned, not raised."""
+        return await self.get_many([Read(key, ()) for key in keys])
+
     @abstractmethod
     async def put_if_absent(self, key: bytes, parts: Sequence[Buffer]) -> bool:
         """Store the concatenated parts; false when the key was there already (it stays as it is)."""
@@ -82,8 +90,11 @@ class ChunkStore(ABC):
         """Remove the object; false when there was none."""
 
     @abstractmethod
-    def items(self) -> AsyncIterator[Item]:
-        """Every object, in no order. Objects added or removed meanwhile may or may not appear."""
+    def items(self, prefix: bytes = b"") -> AsyncIterator[Item]:
+        """Every object whose key begins with the prefix, in no order.
+
+        Objects added or removed meanwhile may or may not appear.
+        """
 
     @abstractmethod
     async def capacity(self) -> Capacity:

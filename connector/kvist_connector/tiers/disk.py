@@ -90,10 +90,11 @@ class DiskStore(ChunkStore):
         self._used -= self._sizes.pop(key, 0)
         return True
 
-    async def items(self) -> AsyncIterator[Item]:
+    async def items(self, prefix: bytes = b"") -> AsyncIterator[Item]:
         """See ChunkStore."""
         for key, size in list(self._sizes.items()):
-            yield Item(key, size)
+            if key.startswith(prefix):
+                yield Item(key, size)
 
     async def capacity(self) -> Capacity:
         """See ChunkStore."""

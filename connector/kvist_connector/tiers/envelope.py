@@ -5,6 +5,8 @@
 The header is complete from format 1 (codec, encryption key id, tags, retire epoch are reserved
 in it), so later features need no new format. Every read checks magic, format, fingerprint,
 key, lengths and xxh3 of the body; what does not match is an IntegrityError that names it.
+In shared stores the object's key is the chunk's after the first bytes of the fingerprint, so
+that the chunks of one model can be listed and cleared.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import msgspec
 import xxhash
 
 from kvist_connector.errors import IntegrityError, TierError
-from kvist_connector.tiers.base import Buffer, ChunkStore, Read, total_bytes
+from kvist_connector.tiers.base import Buffer, ChunkStore, Item, Read, total_bytes
 
 HEADER_BYTES = 4096
 FORMAT = 1
@@ -26,6 +28,11 @@ _MAGIC = b"KVISTCNK"
 _PREFIX = struct.Struct("<8sII8sI")
 MAX_TAG_BYTES = 2048
 _SCAN_BATCH = 64
+_SCOPE_BYTES = 16
+
+
+class ForeignChunk(IntegrityError):  # noqa: N818 - a state, not a fault
+    """The chunk is whole, and of another model or layout."""
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -88,20 +95,27 @@ class EnvelopeStore:
     def __init__(self, inner: ChunkStore, threads: Executor) -> None:
         self.inner = inner
         self._threads = threads
+        self._scoped = inner.capabilities.shared
+
+    @property
+    def largest(self) -> int | None:
+        """Most bytes of a chunk; None: no limit."""
+        limit = self.inner.capabilities.largest
+        return None if limit is None else limit - HEADER_BYTES
 
     async def get(self, fingerprint: bytes, key: bytes, into: Sequence[memoryview]) -> Header | None:
         """Fill the buffers with the chunk's bytes, verified; None when it is not stored."""
         head = bytearray(HEADER_BYTES)
-        length = await self.inner.get(Read(key, [memoryview(head), *into]))
+        length = await self.inner.get(Read(self._name(fingerprint, key), [memoryview(head), *into]))
         if length is None:
             return None
         header = _expect(head, length, key)
         if header.fingerprint != fingerprint:
-            raise IntegrityError(f"chunk {key.hex()} has another fingerprint")
+            raise ForeignChunk(f"chunk {key.hex()} has another fingerprint")
         if header.codec or header.key_id:
             raise IntegrityError(f"chunk {key.hex()} has codec {header.codec!r}, which is not supported")
         if header.raw_bytes != total_bytes(into):
-            raise IntegrityError(
+            raise ForeignChunk(
                 f"chunk {key.hex()} has {header.raw_bytes} bytes, expected {total_bytes(into)}"
             )
         found = await asyncio.get_running_loop().run_in_executor(self._threads, checksum, into)
@@ -132,7 +146,19 @@ class EnvelopeStore:
             checksum=await asyncio.get_running_loop().run_in_executor(self._threads, checksum, parts),
             tags=tags,
         )
-        return await self.inner.put_if_absent(key, [pack_header(header), *parts])
+        return await self.inner.put_if_absent(self._name(fingerprint, key), [pack_header(header), *parts])
+
+    async def sizes(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[int | Exception | None]:
+        """Stored length of each chunk, None for a miss; failures are returned, not raised."""
+        return await self.inner.sizes([self._name(fingerprint, key) for key in keys])
+
+    async def delete(self, fingerprint: bytes, key: bytes) -> bool:
+        """Remove the chunk; false when there was none."""
+        return await self.inner.delete(self._name(fingerprint, key))
+
+    def objects(self, fingerprint: bytes) -> AsyncIterator[Item]:
+        """What a shared store holds of this fingerprint, under the store's own keys."""
+        return self.inner.items(fingerprint[:_SCOPE_BYTES])
 
     async def scan(self) -> AsyncIterator[tuple[bytes, int, Header | IntegrityError]]:
         """Key, stored size and header of every object, or what is wrong with it."""
@@ -145,6 +171,9 @@ class EnvelopeStore:
                 batch.clear()
         for found in await self._heads(batch):
             yield found
+
+    def _name(self, fingerprint: bytes, key: bytes) -> bytes:
+        return fingerprint[:_SCOPE_BYTES] + key if self._scoped else key
 
     async def _heads(self, keys: Sequence[bytes]) -> list[tuple[bytes, int, Header | IntegrityError]]:
         """Headers of a batch; objects that vanished or cannot be read now are left out."""

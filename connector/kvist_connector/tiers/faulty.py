@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from kvist_connector.errors import TierError
 from kvist_connector.tiers.base import Buffer, ChunkStore, Read
 from kvist_connector.tiers.wrapper import WrapperStore
 
@@ -25,6 +26,15 @@ class FaultyStore(WrapperStore):
         """Fails as planned."""
         await self._pass("get", read.key)
         return await self.inner.get(read)
+
+    async def sizes(self, keys: Sequence[bytes]) -> list[int | Exception | None]:
+        """Fails as planned, as a whole."""
+        try:
+            for key in keys:
+                await self._pass("ask", key)
+        except TierError as error:
+            return [error] * len(keys)
+        return await self.inner.sizes(keys)
 
     async def put_if_absent(self, key: bytes, parts: Sequence[Buffer]) -> bool:
         """Fails as planned."""

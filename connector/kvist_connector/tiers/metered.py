@@ -30,6 +30,10 @@ class MeteredStore(WrapperStore):
         """Bytes count only for hits."""
         return await self._timed("get", self.inner.get(read), _judge_get)
 
+    async def sizes(self, keys: Sequence[bytes]) -> list[int | Exception | None]:
+        """One figure a batch: hit when its first key is there."""
+        return await self._timed("ask", self.inner.sizes(keys), _judge_ask)
+
     async def put_if_absent(self, key: bytes, parts: Sequence[Buffer]) -> bool:
         """Bytes count only when written."""
         size = total_bytes(parts)
@@ -57,3 +61,10 @@ class MeteredStore(WrapperStore):
 
 def _judge_get(found: int | None) -> tuple[str, int]:
     return ("miss", 0) if found is None else ("ok", found)
+
+
+def _judge_ask(found: list[int | Exception | None]) -> tuple[str, int]:
+    failed = next((item for item in found if isinstance(item, Exception)), None)
+    if failed is not None:
+        return type(failed).__name__, 0
+    return ("ok" if found and found[0] is not None else "miss"), 0

@@ -22,6 +22,10 @@ class WrapperStore(ChunkStore):
         """See ChunkStore."""
         return await self.inner.get(read)
 
+    async def sizes(self, keys: Sequence[bytes]) -> list[int | Exception | None]:
+        """See ChunkStore."""
+        return await self.inner.sizes(keys)
+
     async def put_if_absent(self, key: bytes, parts: Sequence[Buffer]) -> bool:
         """See ChunkStore."""
         return await self.inner.put_if_absent(key, parts)
@@ -30,9 +34,9 @@ class WrapperStore(ChunkStore):
         """See ChunkStore."""
         return await self.inner.delete(key)
 
-    def items(self) -> AsyncIterator[Item]:
+    def items(self, prefix: bytes = b"") -> AsyncIterator[Item]:
         """See ChunkStore."""
-        return self.inner.items()
+        return self.inner.items(prefix)
 
     async def capacity(self) -> Capacity:
         """See ChunkStore."""

@@ -37,7 +37,7 @@ class Memory(ChunkStore):
     async def delete(self, name):
         return self.objects.pop(name, None) is not None
 
-    async def items(self):
+    async def items(self, prefix=b""):
         return
         yield
 

@@ -1,0 +1,177 @@
+"""Chunks as objects in S3 and its like, Google Cloud Storage, Azure or a shared folder.
+
+Called by `agent.stores`. One object a chunk, `<prefix of the URL>/<scope>/<key>` in hexadecimal,
+so that one model's chunks are listed without the others'. A put is conditional, so a chunk is
+stored once for the cluster; where the server has no conditional put, asking before and putting
+must do (two agents may then both send the same bytes), which is said once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import obstore
+from obstore import exceptions
+
+from kvist_connector.errors import TierError
+from kvist_connector.tiers.base import Buffer, Capabilities, Capacity, ChunkStore, Item, Read
+from kvist_connector.tiers.pieces import PIECE_BYTES, Filler
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore as Backend
+
+log = logging.getLogger(__name__)
+
+_KEY_BYTES: Final = 16
+_ASKED_AT_ONCE: Final = 32
+_LIST_BATCH: Final = 1000
+# How servers say that they know no conditional put: S3's error code and HTTP's status.
+_NO_CONDITION: Final = ("NotImplemented", "501")
+
+
+class ObjectStore(ChunkStore):
+    """See module. `backend` has its own deadlines; `label` names it in messages."""
+
+    def __init__(self, backend: Backend, label: str, threads: Executor) -> None:
+        self._backend = backend
+        self._label = label
+        self._threads = threads
+        self._conditional = True
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Every agent's."""
+        return Capabilities(persistent=True, shared=True, listable=True)
+
+    async def get(self, read: Read) -> int | None:
+        """See ChunkStore; one ranged request, copied as it arrives."""
+        filler, path = Filler(read.into), _path(read.key)
+        if not filler.room:
+            return await self._size(path)
+        with self._in_words():
+            try:
+                found = await obstore.get_async(self._backend, path, options={"range": (0, filler.room)})
+            except FileNotFoundError:
+                return None
+            async for piece in found.stream(min_chunk_size=PIECE_BYTES):
+                filler.put(memoryview(piece))
+            return int(found.meta["size"])
+
+    async def sizes(self, keys: Sequence[bytes]) -> list[int | Exception | None]:
+        """See ChunkStore; a few requests at a time."""
+        turn = asyncio.Semaphore(_ASKED_AT_ONCE)
+
+        async def ask(key: bytes) -> int | Exception | None:
+            async with turn:
+                try:
+                    return await self._size(_path(key))
+                except TierError as error:
+                    return error
+
+        return list(await asyncio.gather(*(ask(key) for key in keys)))
+
+    async def put_if_absent(self, key: bytes, parts: Sequence[Buffer]) -> bool:
+        """See ChunkStore."""
+        path = _path(key)
+        # Asking first saves sending what another agent has stored.
+        if await self._size(path) is not None:
+            return False
+        # One object takes one buffer; joining this much releases the GIL.
+        views = [memoryview(part) for part in parts]
+        body = await asyncio.get_running_loop().run_in_executor(self._threads, b"".join, views)
+        with self._in_words():
+            if self._conditional:
+                try:
+                    await obstore.put_async(self._backend, path, body, mode="create", use_multipart=False)
+                    return True
+                except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+                    return False
+                except (NotImplementedError, exceptions.BaseError) as error:
+                    if not _lacks_condition(error):
+                        raise
+                    self._conditional = False
+                    log.warning(
+                        "%s has no conditional put: chunks that two agents store at once are sent twice",
+                        self._label,
+                    )
+            await obstore.put_async(self._backend, path, body, use_multipart=False)
+            return True
+
+    async def delete(self, key: bytes) -> bool:
+        """See ChunkStore. Object stores do not say whether there was one: asked before."""
+        path = _path(key)
+        if await self._size(path) is None:
+            return False
+        with self._in_words():
+            try:
+                await obstore.delete_async(self._backend, path)
+            except FileNotFoundError:
+                return False
+        return True
+
+    async def items(self, prefix: bytes = b"") -> AsyncIterator[Item]:
+        """See ChunkStore; `prefix` is a whole scope or nothing."""
+        folder = prefix.hex() if prefix else None
+        with self._in_words():
+            async for batch in obstore.list(self._backend, folder, chunk_size=_LIST_BATCH):
+                for found in batch:
+                    key = _key(found["path"])
+                    if key is not None:
+                        yield Item(key, int(found["size"]))
+
+    async def capacity(self) -> Capacity:
+        """Lists everything; an object store has no limit of its own."""
+        used = 0
+        async for item in self.items():
+            used += item.size
+        return Capacity(used, None)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def _size(self, path: str) -> int | None:
+        with self._in_words():
+            try:
+                return int((await obstore.head_async(self._backend, path))["size"])
+            except FileNotFoundError:
+                return None
+
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except (exceptions.BaseError, OSError, ValueError, NotImplementedError) as error:
+            raise TierError(f"{self._label}: {explain(error)}") from error
+
+
+def explain(error: Exception) -> str:
+    """One line of an obstore error, with the remedy where there is one."""
+    text = str(error).partition("\n\nDebug source")[0].replace("\n", " ")[:500]
+    if isinstance(error, exceptions.UnauthenticatedError | exceptions.PermissionDeniedError):
+        return f"access denied: check object_store.credentials_file and the bucket's policy ({text})"
+    return text or type(error).__name__
+
+
+def _lacks_condition(error: Exception) -> bool:
+    return isinstance(error, NotImplementedError | exceptions.NotSupportedError) or any(
+        sign in str(error) for sign in _NO_CONDITION
+    )
+
+
+def _path(key: bytes) -> str:
+    return f"{key[:-_KEY_BYTES].hex() or 'none'}/{key[-_KEY_BYTES:].hex()}"
+
+
+def _key(path: str) -> bytes | None:
+    scope, _, own = path.rpartition("/")
+    scope = scope.rpartition("/")[2]
+    try:
+        key = bytes.fromhex("" if scope == "none" else scope) + bytes.fromhex(own)
+    except ValueError:
+        return None
+    return key if len(own) == 2 * _KEY_BYTES else None

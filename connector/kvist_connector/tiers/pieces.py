@@ -1,0 +1,37 @@
+"""Bytes in and out of a caller's buffers piece by piece, so that no copy holds the loop for long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kvist_connector.tiers.base import Buffer
+
+# A copy of this size takes about a millisecond.
+PIECE_BYTES = 4 * 1024 * 1024
+
+
+class Filler:
+    """Fills buffers in turn; what does not fit is left out."""
+
+    def __init__(self, into: Sequence[memoryview]) -> None:
+        self._left = [view.cast("B") for view in into if view.nbytes]
+        self.room = sum(view.nbytes for view in self._left)
+
+    def put(self, data: Buffer) -> None:
+        """Copy what comes next."""
+        source = memoryview(data).cast("B")
+        while source.nbytes and self._left:
+            count = min(source.nbytes, self._left[0].nbytes)
+            self._left[0][:count] = source[:count]
+            self.room -= count
+            source = source[count:]
+            rest = self._left[0][count:]
+            self._left[:1] = [rest] if rest.nbytes else []
+
+
+def copies(parts: Sequence[Buffer], size: int = PIECE_BYTES) -> Iterator[bytes]:
+    """Copies of the parts in pieces of at most `size` bytes: a transport may keep what it was given."""
+    for part in parts:
+        view = memoryview(part).cast("B")
+        for start in range(0, view.nbytes, size):
+            yield bytes(view[start : start + size])

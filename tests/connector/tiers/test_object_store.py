@@ -1,0 +1,140 @@
+"""The contract against a real S3 server, a folder and memory, and what can be wrong with a server."""
+
+import asyncio
+import logging
+
+import pytest
+from aiohttp import web
+from obstore.store import MemoryStore
+
+from kvist_connector.errors import ConfigError, TierError
+from kvist_connector.testing.chunk_store import ChunkStoreSuite, key, read_all
+from kvist_connector.testing.services import ACCESS_KEY, BUCKET, SECRET_KEY, S3Process
+from kvist_connector.tiers.base import ChunkStore, Read
+from kvist_connector.tiers.object_backend import Bucket, open_backend
+from kvist_connector.tiers.object_store import ObjectStore
+
+pytestmark = pytest.mark.timeout(120)
+SCOPE = b"model-state-16-b"
+
+
+def opened(threads, server: S3Process, **settings) -> ObjectStore:
+    options = {"endpoint": server.endpoint, "credentials_file": server.credentials_file} | settings
+    return ObjectStore(open_backend(Bucket(server.url, **options)), server.url, threads)
+
+
+class TestS3(ChunkStoreSuite):
+    @pytest.fixture
+    async def store(self, s3_server, threads) -> ChunkStore:
+        return opened(threads, await s3_server())
+
+
+class TestFolder(ChunkStoreSuite):
+    @pytest.fixture
+    def store(self, tmp_path, threads) -> ChunkStore:
+        backend = open_backend(Bucket((tmp_path / "shared" / "chunks").as_uri()))
+        return ObjectStore(backend, "folder", threads)
+
+
+class TestMemory(ChunkStoreSuite):
+    @pytest.fixture
+    def store(self, threads) -> ChunkStore:
+        return ObjectStore(MemoryStore(), "memory", threads)
+
+
+async def test_two_agents_store_a_chunk_once(s3_server, threads):
+    server = await s3_server()
+    one, other = opened(threads, server), opened(threads, server)
+    contents = [bytes([number]) * 200_000 for number in range(8)]
+    stores = [one, other] * 4
+    results = await asyncio.gather(
+        *(store.put_if_absent(SCOPE + key(1), [data]) for store, data in zip(stores, contents, strict=True))
+    )
+    assert sum(results) == 1
+    assert await read_all(other, SCOPE + key(1), 200_000) == (200_000, contents[results.index(True)])
+
+
+async def test_objects_of_one_model_lie_under_one_prefix(s3_server, threads, tmp_path):
+    server = await s3_server()
+    await opened(threads, server).put_if_absent(SCOPE + key(1), [b"x"])
+    (path,) = (path for path in server.folder.rglob("*") if path.name == key(1).hex())
+    assert path.relative_to(server.folder / BUCKET).parts[:-1] == ("tests", SCOPE.hex())
+
+
+async def test_wrong_credentials_are_told_and_a_corrected_file_is_read(s3_server, threads):
+    server = await s3_server()
+    server.write_credentials(ACCESS_KEY, "wrong")
+    with pytest.raises(TierError, match=r"access denied: check object_store\.credentials_file"):
+        await opened(threads, server).get(Read(key(1), [memoryview(bytearray(1))]))
+    server.write_credentials(ACCESS_KEY, SECRET_KEY)
+    assert await opened(threads, server).sizes([key(1)]) == [None]
+
+
+async def test_a_bucket_that_is_not_there_and_a_dead_server_are_told(s3_server, threads):
+    server = await s3_server()
+    store = ObjectStore(
+        open_backend(
+            Bucket("s3://nothere", endpoint=server.endpoint, credentials_file=server.credentials_file)
+        ),
+        "s3://nothere",
+        threads,
+    )
+    with pytest.raises(TierError, match="nothere"):
+        await store.put_if_absent(key(1), [b"x"])
+    await server.kill()
+    with pytest.raises(TierError, match="s3://"):
+        await opened(threads, server).get(Read(key(1), [memoryview(bytearray(1))]))
+    (answer,) = await opened(threads, server).sizes([key(1)])
+    assert isinstance(answer, TierError)
+
+
+async def test_a_server_without_conditional_put_is_used_with_a_warning_once(threads, tmp_path, caplog):
+    objects: dict[str, bytes] = {}
+
+    async def handle(request: web.Request) -> web.Response:
+        if request.method == "PUT":
+            if "If-None-Match" in request.headers:
+                return web.Response(status=501, text="<Error><Code>NotImplemented</Code></Error>")
+            objects[request.path] = await request.read()
+            return web.Response(headers={"ETag": '"1"'})
+        if request.path not in objects:
+            return web.Response(status=404)
+        headers = {"ETag": '"1"', "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"}
+        return web.Response(body=objects[request.path], headers=headers)
+
+    application = web.Application(client_max_size=2**24)
+    application.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    server = S3Process(tmp_path, port=runner.addresses[0][1])
+    store = opened(threads, server)
+    with caplog.at_level(logging.WARNING):
+        for number in (1, 2):
+            assert await store.put_if_absent(key(number), [b"data"])
+            assert not await store.put_if_absent(key(number), [b"other"])
+    assert sum("no conditional put" in record.message for record in caplog.records) == 1
+    assert len(objects) == 2
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no section"),
+        ("[default]\naws_access_key_id = a\n", "has no aws_secret_access_key"),
+        ("no section", "cannot be read"),
+        ("[a]\nx = 1\n[b]\ny = 2\n", "has no section"),
+    ],
+)
+def test_a_credentials_file_that_does_not_serve_is_refused(tmp_path, text, message):
+    path = tmp_path / "credentials"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        open_backend(Bucket("s3://bucket", credentials_file=path))
+
+
+def test_an_address_that_cannot_be_used_is_refused():
+    with pytest.raises(ConfigError, match=r"object_store\.url"):
+        open_backend(Bucket("ftp://somewhere/else"))

@@ -1,0 +1,238 @@
+"""The contract against a real redis-server, and what can be wrong with one."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+import trustme
+
+from kvist_connector.errors import StorageFull, TierError
+from kvist_connector.testing.chunk_store import ChunkStoreSuite, key, read_all
+from kvist_connector.testing.services import free_port
+from kvist_connector.tiers.base import ChunkStore, Read
+from kvist_connector.tiers.deadline import DeadlineStore
+from kvist_connector.tiers.metered import MeteredStore
+from kvist_connector.tiers.redis import LARGEST_VALUE, RedisServer, RedisStore
+from kvist_connector.tiers.spread import SpreadStore
+
+pytestmark = pytest.mark.timeout(120)
+SCOPE = b"model-state-16-b"
+
+
+@asynccontextmanager
+async def opened(url: str, **settings):
+    store = RedisStore(RedisServer(url, **settings))
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@pytest.fixture
+async def redis(redis_server):
+    server = await redis_server()
+    async with opened(server.url) as store:
+        yield store
+
+
+class TestRedis(ChunkStoreSuite):
+    @pytest.fixture
+    def store(self, redis: RedisStore) -> ChunkStore:
+        return redis
+
+
+class TestSpread(ChunkStoreSuite):
+    """Three servers behind breakers, as an agent has them."""
+
+    @pytest.fixture
+    async def store(self, redis_server):
+        stores = {}
+        for _ in range(3):
+            server = RedisServer((await redis_server()).url)
+            stores[server.label] = DeadlineStore(RedisStore(server), limit=30, most=2)
+        store = MeteredStore(SpreadStore(stores), lambda *figures: None)
+        yield store
+        await store.close()
+
+
+async def test_two_agents_store_a_chunk_once(redis_server):
+    server = await redis_server()
+    async with opened(server.url) as one, opened(server.url) as other:
+        assert await one.put_if_absent(SCOPE + key(1), [b"first"])
+        assert not await other.put_if_absent(SCOPE + key(1), [b"other"])
+        assert await read_all(other, SCOPE + key(1), 5) == (5, b"first")
+
+
+async def test_a_chunk_is_dropped_at_its_age_and_not_before(redis_server):
+    server = await redis_server()
+    async with opened(server.url, ttl=1000.0) as store:
+        await store.put_if_absent(key(1), [b"x"])
+        left = await store._client.pttl("kvist::" + key(1).hex())
+        assert 0 < left <= 1_000_000
+    async with opened(server.url) as store:
+        await store.put_if_absent(key(2), [b"x"])
+        assert await store._client.pttl("kvist::" + key(2).hex()) == -1
+
+
+async def test_a_server_that_may_evict_nothing_is_full(redis_server):
+    server = await redis_server(maxmemory="6mb", maxmemory_policy="noeviction")
+
+    async def fill(store):
+        for number in range(32):
+            await store.put_if_absent(key(number), [bytes(500_000)])
+
+    async with opened(server.url) as store:
+        with pytest.raises(StorageFull, match="is full"):
+            await fill(store)
+        assert (await store.capacity()).limit == 6 * 2**20
+        # What was refused left the connection whole.
+        assert (await read_all(store, key(0), 1))[0] == 500_000
+        for number in range(8):
+            await store.delete(key(number))
+        assert await store.put_if_absent(key(99), [bytes(1000)])
+
+
+async def test_a_value_above_redis_own_limit_is_refused_before_it_is_sent(redis):
+    assert redis.capabilities.largest == LARGEST_VALUE
+    part = bytes(2**20)
+    with pytest.raises(TierError, match="at most 536870912"):
+        await redis.put_if_absent(key(1), [part] * 513)
+
+
+async def test_a_wrong_password_is_told_and_a_corrected_file_is_read(redis_server, tmp_path):
+    server = await redis_server(requirepass="right")
+    secret = tmp_path / "password"
+    secret.write_text("wrong\n")
+    async with opened(server.url, password_file=secret) as store:
+        with pytest.raises(TierError, match=r"refuses the password in .*redis\.password_file"):
+            await store.get(Read(key(1), ()))
+        secret.write_text("right\n")
+        assert await store.put_if_absent(key(1), [b"x"])
+
+
+async def test_a_rotated_password_is_used_at_the_next_connect(redis_server, tmp_path):
+    server = await redis_server(requirepass="old")
+    secret = tmp_path / "password"
+    secret.write_text("old")
+    async with opened(server.url, password_file=secret) as store:
+        assert await store.put_if_absent(key(1), [b"x"])
+        await store._client.config_set("requirepass", "new")
+        secret.write_text("new")
+        await store._pool.disconnect()
+        assert (await read_all(store, key(1), 1))[0] == 1
+
+
+async def test_a_missing_password_and_an_unreadable_file_are_told(redis_server, tmp_path):
+    server = await redis_server(requirepass="right")
+    async with opened(server.url) as store:
+        with pytest.raises(TierError, match="a missing password"):
+            await store.get(Read(key(1), ()))
+    async with opened(server.url, password_file=tmp_path / "nothing") as store:
+        with pytest.raises(TierError, match=r"redis\.password_file: .* cannot be read"):
+            await store.get(Read(key(1), ()))
+
+
+async def test_a_read_only_replica_is_told(redis_server):
+    primary = await redis_server()
+    replica = await redis_server(replicaof=f"127.0.0.1 {primary.port}")
+    async with opened(replica.url) as store:
+        with pytest.raises(TierError, match="read-only replica: give the primary"):
+            await store.put_if_absent(key(1), [b"x"])
+
+
+async def test_a_user_without_permissions_is_told(redis_server):
+    server = await redis_server()
+    async with opened(server.url) as store:
+        await store._client.acl_setuser("default", reset_keys=True, keys=["other:*"])
+        with pytest.raises(TierError, match="lacks a permission"):
+            await store.put_if_absent(key(1), [b"x"])
+
+
+async def test_what_is_no_redis_is_told():
+    async def greet(reader, writer):
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    listening = await asyncio.start_server(greet, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    async with listening, opened(f"redis://127.0.0.1:{port}") as store:
+        with pytest.raises(TierError, match="does not speak Redis's protocol"):
+            await store.get(Read(key(1), ()))
+
+
+async def test_a_killed_server_is_an_error_and_a_new_one_is_used_at_once(redis_server):
+    server = await redis_server()
+    async with opened(server.url) as store:
+        await asyncio.gather(*(store.put_if_absent(key(number), [b"x"]) for number in range(8)))
+        await server.kill()
+        with pytest.raises(TierError, match=f"redis://127.0.0.1:{server.port}"):
+            await store.get(Read(key(1), ()))
+        assert all(isinstance(size, TierError) for size in await store.sizes([key(1), key(2)]))
+        await redis_server(port=server.port)
+        assert await store.sizes([key(1)]) == [None]
+        assert await store.put_if_absent(key(1), [b"y"])
+
+
+async def test_a_put_that_is_given_up_leaves_nothing(redis_server):
+    server = await redis_server()
+    async with opened(server.url) as store:
+        assert await store.sizes([key(1)]) == [None]
+        server.pause()
+        # Larger than every socket buffer on the way: it hangs while it is sent.
+        put = asyncio.create_task(
+            store._set(await store._pool.get_connection(), b"kvist::x", [bytes(2**26)], 2**26)
+        )
+        await asyncio.sleep(0)
+        put.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await put
+        server.resume()
+        assert await store._client.exists("kvist::x") == 0
+
+
+async def test_a_server_that_hangs_is_given_up_at_the_deadline(redis_server):
+    server = await redis_server()
+    async with opened(server.url) as inner:
+        store = DeadlineStore(inner, limit=30, ask=0.05, failures=1, pause=1000)
+        await inner.put_if_absent(key(1), [b"x"])
+        server.pause()
+        (answer,) = await store.sizes([key(1)])
+        assert isinstance(answer, TierError)
+        assert "no answer within 0.05 s" in str(answer)
+        with pytest.raises(TierError, match="paused"):
+            await store.get(Read(key(1), ()))
+        server.resume()
+
+
+async def test_others_keys_are_left_alone(redis):
+    await redis._client.set("somebody", "else")
+    await redis._client.set("kvist:not:ours", "x")
+    await redis.put_if_absent(SCOPE + key(1), [b"abc"])
+    assert [item.key async for item in redis.items()] == [SCOPE + key(1)]
+
+
+async def test_tls_with_the_given_ca_and_none_other(redis_server, tmp_path):
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    own = authority.issue_cert("127.0.0.1")
+    own.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    trustme.CA().cert_pem.write_to_path(tmp_path / "other.pem")
+    pem = str(tmp_path / "server.pem")
+    port = free_port()
+    await redis_server(
+        tls_port=str(port),
+        tls_cert_file=pem,
+        tls_key_file=pem,
+        tls_ca_cert_file=str(tmp_path / "ca.pem"),
+        tls_auth_clients="no",
+    )
+    url = f"rediss://127.0.0.1:{port}/0"
+    async with opened(url, ca_file=tmp_path / "ca.pem") as store:
+        assert await store.put_if_absent(key(1), [b"secret" * 100_000])
+        assert (await read_all(store, key(1), 6)) == (600_000, b"secret")
+    async with opened(url, ca_file=tmp_path / "other.pem") as store:
+        with pytest.raises(TierError, match="certificate verify failed"):
+            await store.get(Read(key(1), ()))
