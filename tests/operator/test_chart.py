@@ -1,0 +1,168 @@
+"""charts/kvist as helm renders it: what is installed, with which rights, from which values."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvist_connector.settings import validate
+from kvist_operator.control.resources import OPTIONAL_KINDS, managed
+from kvist_operator.settings import OperatorSettings
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "kvist"
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+DIGEST = f"sha256:{'0a' * 32}"
+SETS = {
+    "default": [],
+    "namespaced": ["watchNamespaces={team-a,team-b}", "replicas=1"],
+    "mirrored": [
+        f"image.digest={DIGEST}",
+        f"images.engine.digest={DIGEST}",
+        "images.agent.repository=registry.example.com/kvist/agent",
+        "imagePullSecrets={registry}",
+        "images.pullSecrets={registry}",
+        "metrics.podMonitor=true",
+        "settings.workers=4",
+        "logLevel=debug",
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def helm() -> str:
+    tools = Path(os.environ.get("KVIST_TOOLS", Path.home() / ".cache" / "kvist" / "tools"))
+    found = [str(path) for path in sorted(tools.glob("helm-*/helm"))] or [shutil.which("helm") or ""]
+    if not found[-1]:
+        pytest.skip(f"helm is neither in {tools} nor on PATH: `e2e/build helm` builds it")
+    return found[-1]
+
+
+def run(helm: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([helm, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+def template(helm: str, values: list[str], *, crds: bool = False) -> str:
+    given = [f"crds.enabled={str(crds).lower()}", *values]
+    sets = [word for value in given for word in ("--set", value)]
+    fixed = ("--namespace=kvist-system", "--kube-version=1.33.0")
+    done = run(helm, "template", "kvist", str(CHART), *fixed, *sets)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def objects(helm: str, values: list[str], *, crds: bool = False) -> list[dict[str, Any]]:
+    return [item for item in yaml.safe_load_all(template(helm, values, crds=crds)) if item]
+
+
+def of_kind(found: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [item for item in found if item["kind"] == kind]
+
+
+def test_the_charts_crd_is_the_one_of_the_spec() -> None:
+    source = (ROOT / "crds" / "cachecluster.yaml").read_text()
+    copy = (CHART / "files" / "cachecluster.yaml").read_text()
+    assert copy == source, "run `cp crds/cachecluster.yaml charts/kvist/files/`"
+
+
+def test_the_crd_is_a_template_that_an_uninstall_keeps(helm: str) -> None:
+    (crd,) = of_kind(objects(helm, [], crds=True), "CustomResourceDefinition")
+    assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert crd == yaml.safe_load((ROOT / "crds" / "cachecluster.yaml").read_text())
+
+
+def test_helm_finds_nothing_to_complain_about(helm: str) -> None:
+    done = run(helm, "lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout
+    assert "[WARNING]" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "replica=3",
+        "replicas=two",
+        "image.digest=latest",
+        "images.engine.name=x",
+        "logLevel=loud",
+        "settings.images.engine=x",
+        "crds.keep=true",
+    ],
+)
+def test_values_that_mean_nothing_are_refused(helm: str, value: str) -> None:
+    assert run(helm, "lint", str(CHART), "--set", value).returncode != 0
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_what_is_installed_changes_only_on_purpose(helm: str, name: str) -> None:
+    path, text = SNAPSHOTS / f"{name}.yaml", template(helm, SETS[name])
+    if os.environ.get("KVIST_WRITE_SNAPSHOTS"):
+        path.write_text(text)
+    assert path.read_text() == text, "look at the difference, then run with KVIST_WRITE_SNAPSHOTS=1"
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_object_has_the_form_that_kubernetes_expects(helm: str, name: str) -> None:
+    checker = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    for item in objects(helm, SETS[name]):
+        if item["kind"] != "PodMonitor":
+            checker.validate(item, "1.33", strict=True)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_operator_takes_the_settings_that_the_chart_writes(helm: str, name: str) -> None:
+    (config,) = of_kind(objects(helm, SETS[name]), "ConfigMap")
+    settings = validate(OperatorSettings, yaml.safe_load(config["data"]["operator.yaml"]))
+    assert settings.namespace == "kvist-system"
+    (lease,) = of_kind(objects(helm, SETS[name]), "Lease")
+    assert settings.lease.name == lease["metadata"]["name"]
+    (deployment,) = of_kind(objects(helm, SETS[name]), "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["ports"][0]["containerPort"] == settings.port
+
+
+def test_a_namespaced_operator_has_no_right_outside(helm: str) -> None:
+    found = objects(helm, SETS["namespaced"])
+    assert not [item for item in found if item["kind"].startswith("ClusterRole")]
+    places = {item["metadata"]["namespace"] for item in of_kind(found, "RoleBinding")}
+    assert places == {"team-a", "team-b", "kvist-system"}
+
+
+def test_rights_cover_every_kind_that_is_managed_and_name_each_verb(helm: str) -> None:
+    rules = [rule for role in of_kind(objects(helm, []), "ClusterRole")[:1] for rule in role["rules"]]
+    granted = {
+        (group, resource): set(rule["verbs"])
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    for kind in managed(OPTIONAL_KINDS):
+        wanted = {"get", "list", "watch", "create", "patch", "delete"}
+        assert granted[kind.group, kind.plural] == wanted, kind.plural
+    assert granted["", "secrets"] == {"get", "create"}
+    assert granted["", "pods"] == {"get", "list", "watch"}
+    assert not [rule for rule in rules if "*" in (*rule["verbs"], *rule["resources"], *rule["apiGroups"])]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_its_pods_are_restricted(helm: str, name: str) -> None:
+    found = objects(helm, SETS[name])
+    bodies = [item["spec"]["template"]["spec"] for item in of_kind(found, "Deployment")]
+    for body in (*bodies, *(item["spec"] for item in of_kind(found, "Pod"))):
+        assert body["securityContext"]["runAsNonRoot"] is True
+        for container in body["containers"]:
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_a_digest_wins_over_the_tag(helm: str) -> None:
+    (deployment,) = of_kind(objects(helm, SETS["mirrored"]), "Deployment")
+    body = deployment["spec"]["template"]["spec"]
+    assert body["containers"][0]["image"] == f"ghcr.io/kvist/operator@{DIGEST}"
+    assert body["imagePullSecrets"] == [{"name": "registry"}]
