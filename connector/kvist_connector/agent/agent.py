@@ -16,11 +16,8 @@ from kvist_connector.agent.metrics import Metrics
 from kvist_connector.agent.parts import Opened, Parts, build
 from kvist_connector.agent.session import Session
 from kvist_connector.agent.settings import AgentSettings
+from kvist_connector.agent.stores import open_stores
 from kvist_connector.agent.supervise import Supervisor
-from kvist_connector.protocol.tiers import Tier
-from kvist_connector.tiers.disk import DiskStore
-from kvist_connector.tiers.envelope import EnvelopeStore
-from kvist_connector.tiers.metered import MeteredStore
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +30,6 @@ class Agent:
         self._threads = threads
         self.supervisor = Supervisor()
         self.parts: Parts | None = None
-        self._disk: EnvelopeStore | None = None
         self._not_ready = "the arena is being reserved"
         self._metrics = Metrics()
         status = Status(lambda: self.supervisor.failed, lambda: self.supervisor.failed or self._not_ready)
@@ -50,16 +46,16 @@ class Agent:
         return self._api.application()
 
     async def start(self) -> None:
-        """Take arena and disk, adopt what they hold, accept engines."""
+        """Take arena and lower tiers, adopt what they hold, accept engines."""
         loop = asyncio.get_running_loop()
         arena = None
         if self._settings.memory:
             arena = await loop.run_in_executor(
                 self._threads, ArenaFile.reserve, self._settings.arena, self._settings.memory
             )
-        self._disk = await self._open_disk()
+        stores = await open_stores(self._settings, self._threads, self._metrics.meter)
         now_ms = int(time.time() * 1000)
-        opened = Opened(arena, self._disk)
+        opened = Opened(arena, stores)
         parts = build(self._settings, opened, self.supervisor, now_ms, self.connections_changed)
         self.parts = parts
         await self._adopt(parts)
@@ -74,7 +70,7 @@ class Agent:
         self.connections_changed()
 
     async def drain(self) -> None:
-        """Before the end: what is committed reaches the disk, as far as the deadline allows."""
+        """Before the end: what is committed reaches the lower tiers, as far as the deadline allows."""
         self._not_ready = "the agent is stopping"
         if self.parts is not None and not await self.parts.writebehind.flush(
             self._settings.shutdown_deadline
@@ -119,13 +115,6 @@ class Agent:
     def _session(self) -> Session:
         assert self.parts is not None, "the socket opens after the parts are built"
         return self.parts.session()
-
-    async def _open_disk(self) -> EnvelopeStore | None:
-        disk = self._settings.disk
-        if disk.path is None:
-            return None
-        store = await DiskStore.open(disk.path, disk.size, disk.fsync, self._threads)
-        return EnvelopeStore(MeteredStore(store, self._metrics.meter(Tier.DISK)), self._threads)
 
     async def _adopt(self, parts: Parts) -> None:
         kept = parts.memory.resume(parts.core.epoch, parts.members.living())

@@ -99,6 +99,7 @@ class Catalog:
         if chunk.ref is not None:
             raise ValueError(f"chunk {key.hex()} is already in memory")
         chunk.ref = ref
+        chunk.parent = parent  # a chunk found in a shared tier did not say what its root is
         chunk.used = now
         self._tiers[Tier.MEMORY].add(key, parent, size, self._weigh(chunk, Tier.MEMORY), now)
         self.on_change(Tier.MEMORY, key, True)

@@ -63,10 +63,11 @@ class Controls:
         self._gpu = gpu
         self._totals = totals
 
-    def lookup(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Where each chunk of a prompt is; leases and recency stay as they are."""
+    async def lookup(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Where each chunk of a prompt is, shared tiers asked; leases and recency stay as they are."""
         asked = _typed(body, LookupBody)
         keys = self._keys(asked)
+        await self._core.loader.find(keys)
         chunks = []
         hit = 0
         for position, key in enumerate(keys):
@@ -78,7 +79,7 @@ class Controls:
         return {"chunks": chunks, "hit_chunks": hit, "hit_tokens": tokens}
 
     async def clear(self, body: dict[str, Any]) -> dict[str, int]:
-        """Remove what is not leased."""
+        """Remove what is not leased; from a shared tier for every agent. Raises TierError."""
         tier = _typed(body, ClearBody).tier
         labels = {Tier.MEMORY.label: Tier.MEMORY, **{tier.label: tier for tier in self._lower}}
         if tier != "all" and tier not in labels:
@@ -89,9 +90,8 @@ class Controls:
             removed, removed_bytes, leased = self._clear_memory()
         for name, lower in self._lower.items():
             if name in chosen:
-                chunks, size = lower.drop_all()
+                chunks, size = await lower.clear()
                 removed, removed_bytes = removed + chunks, removed_bytes + size
-                await lower.settled()
         self._core.room_changed()
         return {"chunks": removed, "bytes": removed_bytes, "leased": leased}
 
@@ -140,9 +140,10 @@ class Controls:
             "hit_tokens": {tier.label: self._totals.hit_tokens[tier] for tier in (Tier.GPU, *tiers)},
         }
 
-    def _tier(self, tier: Tier) -> dict[str, int]:
+    def _tier(self, tier: Tier) -> dict[str, Any]:
         index = self._core.catalog.index(tier)
-        return {
+        problem = {"problem": self._lower[tier].problem} if tier in self._lower else {}
+        return problem | {
             "chunks": len(index),
             "bytes": index.bytes,
             "stored_bytes": self._stored_bytes(tier),

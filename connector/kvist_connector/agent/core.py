@@ -70,6 +70,8 @@ class Core:
     sessions: set[Session] = field(default_factory=set)
     engine_load: EngineLoad = field(default_factory=EngineLoad)
     draining: bool = False  # see drain.py
+    # Why chunks of so many bytes cannot be stored in some tier; empty when they can.
+    unstorable: Callable[[int], str] = lambda size: ""
 
     def __post_init__(self) -> None:
         self._evicted: list[bytes] = []
@@ -156,8 +158,10 @@ class Core:
     def _register(self, session: Session, layout: Layout) -> None:
         users = self.members.users(session, self.sessions)
         verdict = judge(self.memory.layout, layout, users, self.memory.size)
-        if verdict.step is Verdict.REFUSE:
-            session.refuse(verdict.reason)
+        size = layout.ranks * layout.layers * layout.layer_bytes
+        problem = self.unstorable(size) if self.memory.enabled else ""
+        if verdict.step is Verdict.REFUSE or problem:
+            session.refuse(problem or verdict.reason)
             return
         if verdict.step is Verdict.FORMAT and self.memory.layout is not None:
             # Threads may still copy between disk and the old slots; only formatting waits for them.

@@ -19,6 +19,7 @@ from aiohttp import web
 from kvist_connector import names
 from kvist_connector.agent.controls import Controls, RequestError
 from kvist_connector.agent.feed import Feed
+from kvist_connector.errors import TierError
 from kvist_connector.protocol.feed import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ class Api:
         )
 
     async def _lookup(self, request: web.Request) -> web.Response:
-        return _json(self._controls.lookup(await _body(request)))
+        return _json(await self._controls.lookup(await _body(request)))
 
     async def _clear(self, request: web.Request) -> web.Response:
         return _json(await self._controls.clear(await _body(request)))
@@ -135,7 +136,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except RequestError as error:
         return _error(400, str(error), error.field)
-    except NotReady as error:
+    except (NotReady, TierError) as error:
         return _error(503, str(error), None)
     except web.HTTPException as error:
         return _error(error.status, error.reason, None)

@@ -1,6 +1,7 @@
 """From a request's keys to an Answer: what is resident now, what is worth bringing in, and when.
 
     lookup -> leading resident chunks leased -> all resident: Answer
+                                             -> shared tiers: Answer(pending), ask them for the rest
                                              -> worth loading: Answer(pending), Load queued
     Load:  wait for slots, all or none, first come first served -> read -> commit -> Answer
 
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvist_connector.agent.catalog import Catalog, Chunk
+from kvist_connector.agent.finder import Finder
 from kvist_connector.agent.lower import LowerTier
 from kvist_connector.agent.memory import MemoryTier
 from kvist_connector.agent.session import Session
@@ -43,9 +45,9 @@ class _Load:
 
     session: Session
     request: str
-    keys: list[bytes]  # the planned chunks, from the first of the prompt
-    known: int
-    tiers: list[Tier]  # where each planned chunk was when the request asked
+    keys: list[bytes] = field(default_factory=list)  # the planned chunks, from the first of the prompt
+    known: int = 0
+    tiers: list[Tier] = field(default_factory=list)  # where each planned chunk was when the request asked
     leased: dict[bytes, Chunk] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
 
@@ -58,6 +60,7 @@ class Loader:
         memory: MemoryTier,
         catalog: Catalog,
         lower: Mapping[Tier, LowerTier],
+        finder: Finder,
         deadline: float,
         clock: Callable[[], float],
         spawn: Spawn,
@@ -65,6 +68,7 @@ class Loader:
         self._memory = memory
         self._catalog = catalog
         self._lower = lower
+        self._finder = finder
         self._deadline = deadline
         self._clock = clock
         self._spawn = spawn
@@ -73,7 +77,7 @@ class Loader:
         self._turn = asyncio.Lock()  # fair: the order of waiting is the order of service
         self._freed = asyncio.Event()
         self._held: Counter[bytes] = Counter()  # chunks leased by waiting requests, how many times each
-        self.counts: Counter[str] = Counter()
+        self.counts = finder.counts
 
     @property
     def pending(self) -> int:
@@ -89,24 +93,35 @@ class Loader:
         self._freed.set()
 
     def lookup(self, session: Session, message: Lookup, prefill: PrefillModel | None) -> None:
-        """Answer now, and again when lower tiers were read."""
+        """Answer now, and again when lower tiers were asked and read."""
         self.release(session, message.request)
-        found = self._leading(split_keys(message.keys))
+        keys = split_keys(message.keys)
+        found = self._finder.known(keys)
         lead = next((i for i, chunk in enumerate(found) if chunk.ref is None), len(found))
         now = self._clock()
         for chunk in found:
             self._catalog.touch(chunk, now)
-        self.counts["chunks_asked"] += len(message.keys) // 16
+        self.counts["chunks_asked"] += len(keys)
         self.counts["chunks_hit_memory"] += lead
         if not session.leases.take(message.request, found[:lead]):
             self.counts["lookups_refused"] += 1
             lead = 0
-        planned = self._plan(found, lead, prefill, message.local_tokens)
-        if planned <= lead:
-            self._answer(session, message.request, found[:lead], [Tier.MEMORY] * lead, len(found), False)
+        load = _Load(session, message.request)
+        load.leased = {chunk.key: chunk for chunk in found[:lead]}
+        if self._worth_asking(message, len(found), len(keys)):
+            self._wait(load, self._ask(load, keys, prefill, message.local_tokens))
+            self._answer(session, message.request, found[:lead], [Tier.MEMORY] * lead, len(found), True)
             return
-        self._answer(session, message.request, found[:lead], [Tier.MEMORY] * lead, len(found), True)
-        self._begin(session, message.request, found[:planned], lead, len(found))
+        planned = self._plan(found, lead, prefill, message.local_tokens, not self._loads)
+        self._answer(session, message.request, found[:lead], [Tier.MEMORY] * lead, len(found), planned > lead)
+        if planned > lead:
+            self._wait(load, self._run(load))
+            self._begin(load, found[:planned], lead, len(found))
+
+    async def find(self, keys: Sequence[bytes]) -> None:
+        """Ask shared tiers for what is not sure; the catalog knows the answer afterwards."""
+        if self._memory.layout is not None:
+            await self._finder.find(keys)
 
     def release(self, session: Session, request: str) -> None:
         """The request is over, or asks anew: its leases end, reads under way go on."""
@@ -122,24 +137,42 @@ class Loader:
         for owner, request in [key for key in self._loads if key[0] is session]:
             self.release(owner, request)
 
-    def _leading(self, keys: Sequence[bytes]) -> list[Chunk]:
-        found = []
-        for key in keys:
-            chunk = self._catalog.get(key)
-            if chunk is None:
-                break
-            found.append(chunk)
-        return found
+    def _worth_asking(self, message: Lookup, found: int, asked: int) -> bool:
+        geometry = self._memory.geometry
+        if not self._finder.shared or found == asked or geometry is None or not geometry.slots:
+            return False
+        return message.local_tokens < asked * geometry.chunk_tokens and len(self._loads) < MAX_PENDING
 
-    def _plan(self, found: Sequence[Chunk], lead: int, prefill: PrefillModel | None, local: int) -> int:
-        """Leading chunks to have in the arena, of those found."""
+    async def _ask(
+        self, load: _Load, keys: Sequence[bytes], prefill: PrefillModel | None, local: int
+    ) -> None:
+        """What shared tiers have of the rest; then as for any other lookup."""
+        found = await self._finder.find(keys)
+        lead = next((i for i, chunk in enumerate(found) if chunk.ref is None), len(found))
+        self._lease(load, found[:lead])
+        planned = self._plan(found, lead, prefill, local, len(self._loads) == 1)
+        # What a shared tier has and is not worth loading may be stored here once it is computed.
+        known = max(planned, len(self._finder.known(keys)))
+        self._begin(load, found[:planned], lead, known)
+        await self._run(load)
+
+    def _wait(self, load: _Load, work: Coroutine[Any, Any, None]) -> None:
+        """The request waits from now on, with what it has leased."""
+        self._held.update(load.leased.keys())
+        self._loads[load.session, load.request] = load
+        load.task = self._spawn(work)
+
+    def _plan(
+        self, found: Sequence[Chunk], lead: int, prefill: PrefillModel | None, local: int, alone: bool
+    ) -> int:
+        """Leading chunks to have in the arena, of those found. `alone`: no other request waits."""
         geometry = self._memory.geometry
         if len(found) == lead or geometry is None or not geometry.slots or len(self._loads) >= MAX_PENDING:
             return lead
         if local >= len(found) * geometry.chunk_tokens:
             return lead
         held = len(self._held) + sum(chunk.key not in self._held for chunk in found[:lead])
-        if self._loads and held > geometry.slots * WAIT_SHARE:
+        if not alone and held > geometry.slots * WAIT_SHARE:
             self.counts["waits_refused"] += 1
             return lead
         most = max(1, int(geometry.slots * LOAD_SHARE))
@@ -155,20 +188,17 @@ class Loader:
             sizes.append((self._lower[tier].speed.price, self._memory.chunk_bytes))
         return lead + plan_load(sizes, prefill, geometry.chunk_tokens, lead).chunks
 
-    def _begin(self, session: Session, request: str, planned: Sequence[Chunk], lead: int, known: int) -> None:
-        tiers = [Tier.MEMORY if chunk.ref is not None else min(chunk.below) for chunk in planned]
-        load = _Load(session, request, [chunk.key for chunk in planned], known, tiers)
-        load.leased = {chunk.key: chunk for chunk in planned[:lead]}
-        self._held.update(load.leased.keys())
-        later = [chunk for chunk in planned[lead:] if chunk.ref is not None]
-        self._lease(load, later)
-        self._loads[session, request] = load
-        load.task = self._spawn(self._run(load))
+    def _begin(self, load: _Load, planned: Sequence[Chunk], lead: int, known: int) -> None:
+        load.keys = [chunk.key for chunk in planned]
+        load.known = known
+        load.tiers = [Tier.MEMORY if chunk.ref is not None else min(chunk.below) for chunk in planned]
+        self._lease(load, [chunk for chunk in planned[lead:] if chunk.ref is not None])
 
     async def _run(self, load: _Load) -> None:
         try:
             async with asyncio.timeout(self._deadline):
-                await self._reserve(load)
+                if self._missing(load):
+                    await self._reserve(load)
                 waiting = [self._reading[key] for key in load.keys if key in self._reading]
                 if waiting:
                     await asyncio.wait(waiting)
@@ -229,21 +259,23 @@ class Loader:
         self._spawn(self._read(key, ref))
 
     async def _read(self, key: bytes, ref: SlotRef) -> None:
-        loaded = False
+        header = None
         try:
             chunk = self._catalog.get(key)
-            if chunk is not None and chunk.below and self._memory.owns(ref):
-                loaded = await self._lower[min(chunk.below)].fetch(key, self._memory.views(ref))
+            for tier in sorted(chunk.below) if chunk is not None else ():
+                if header is None and self._memory.owns(ref):
+                    header = await self._lower[tier].fetch(key, self._memory.views(ref))
         finally:
             done = self._reading.pop(key)
             current = self._catalog.get(key)
-            if loaded and current is not None and current.ref is None and self._memory.owns(ref):
-                self._memory.commit(ref, key, current.parent, current.index, current.tags)
+            loaded = header is not None and current is not None and current.ref is None
+            if header is not None and current is not None and loaded and self._memory.owns(ref):
+                self._memory.commit(ref, key, header.parent, current.index, current.tags or header.tags)
                 self._lease_to_waiting(key)
             else:
                 self._memory.discard(ref)
             if not done.done():
-                done.set_result(loaded)
+                done.set_result(header is not None)
             self.room_changed()
 
     async def _observe(self, keys: Sequence[bytes]) -> None:

@@ -1,122 +1,140 @@
-"""A tier below memory, as the agent uses it: fetch, store, make room, and the catalog's books on it.
+"""A tier below memory, as the agent uses it: fetch, store, clear, and the catalog's books on it.
 
 Wraps an `EnvelopeStore`; never raises to its callers for what a store does wrong: a miss, a
-bad chunk and a failing tier are all "not loaded", counted by cause.
+bad chunk and a failing tier are all "not loaded", counted by cause. `own` is a tier that this
+agent has to itself and keeps within a limit, `shared` one that belongs to the whole cluster.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from enum import StrEnum
 
 from kvist_connector.agent.busy import Busy
 from kvist_connector.agent.catalog import Catalog, Chunk
 from kvist_connector.agent.speed import Speed
 from kvist_connector.errors import IntegrityError, StorageFull, TierError
 from kvist_connector.protocol.tiers import Tier
-from kvist_connector.tiers.envelope import HEADER_BYTES, EnvelopeStore, Header
+from kvist_connector.tiers.envelope import HEADER_BYTES, EnvelopeStore, ForeignChunk, Header
 
 log = logging.getLogger(__name__)
 
 
-class LowerTier:
-    """One lower tier. `limit`: bytes it may hold."""
+class Stored(StrEnum):
+    """What became of a chunk that was to be written; the values are names of counters."""
+
+    WRITTEN = "written"
+    PRESENT = "present"  # the tier had it, from another agent or an earlier time
+    REFUSED = "refused"  # no room, or the tier fails
+
+    @property
+    def there(self) -> bool:
+        """Whether the tier has the chunk now."""
+        return self is not Stored.REFUSED
+
+
+class LowerTier(ABC):
+    """One lower tier."""
 
     def __init__(
         self,
         tier: Tier,
         store: EnvelopeStore,
-        limit: int,
         catalog: Catalog,
         busy: Busy,
         clock: Callable[[], float],
     ) -> None:
         self.tier = tier
         self._store = store
-        self._limit = limit
         self._catalog = catalog
         self._busy = busy
         self._clock = clock
         self._fingerprint = b""
-        self._foreign: dict[bytes, tuple[int, Header]] = {}  # other fingerprints: never served, first to go
+        self._era = 0  # grows when all is dropped: what began before it does not count
         self._deleting: dict[bytes, asyncio.Task[None]] = {}
-        self.speed = Speed()
+        self.speed = Speed.of(tier)
         self.counts: Counter[str] = Counter()
+        self.problem = ""  # why the last operation failed; empty when it did not
 
+    @property
+    def largest(self) -> int | None:
+        """Most bytes of a chunk that the tier can hold; None: no limit of its own."""
+        return self._store.largest
+
+    @property
+    def room(self) -> int | None:
+        """Bytes that fit without evicting; None: no limit of its own."""
+        return None
+
+    @abstractmethod
     async def scan(self) -> None:
-        """Learn what the tier holds; unreadable objects are counted and deleted."""
-        async for key, size, found in self._store.scan():
-            if isinstance(found, IntegrityError):
-                self._spoiled(key, found)
-            else:
-                self._foreign[key] = (size, found)
-        self.serve(self._fingerprint)
+        """Learn what can be known at start."""
 
+    @abstractmethod
     def serve(self, fingerprint: bytes) -> None:
         """Offer the chunks of this fingerprint and hide all others."""
-        if fingerprint != self._fingerprint:
-            for key in self._catalog.keys(self.tier):
-                self._hide(key)
-        self._fingerprint = fingerprint
-        own = [(key, found) for key, found in self._foreign.items() if found[1].fingerprint == fingerprint]
-        for key, (size, header) in sorted(own, key=lambda item: item[1][1].index):
-            del self._foreign[key]
-            chunk = self._catalog.enter_below(
-                self.tier, key, header.parent, header.index, size, self._clock()
-            )
-            chunk.tags = chunk.tags or header.tags
 
-    async def fetch(self, key: bytes, into: Sequence[memoryview]) -> bool:
-        """Fill the buffers; false when the chunk could not be had."""
+    @abstractmethod
+    async def _write(self, chunk: Chunk, parts: Sequence[memoryview], fingerprint: bytes) -> bool:
+        """Put the chunk; false when it was there. Raises StorageFull or TierError."""
+
+    @abstractmethod
+    def drop_all(self) -> tuple[int, int]:
+        """Forget every chunk now and delete the objects in the background; chunks and bytes known of."""
+
+    @abstractmethod
+    async def clear(self) -> tuple[int, int]:
+        """`drop_all`, and wait for it; chunks and bytes removed. Raises TierError."""
+
+    @abstractmethod
+    def _lost(self, key: bytes) -> None:
+        """A read failed though the chunk may still be there."""
+
+    async def fetch(self, key: bytes, into: Sequence[memoryview]) -> Header | None:
+        """Fill the buffers; None when the chunk could not be had."""
         try:
             with self._busy.hold():
                 header = await self._store.get(self._fingerprint, key, into)
         except IntegrityError as error:
             self._spoiled(key, error)
-            return False
+            return None
         except (TierError, StorageFull) as error:
-            self._count("read_failed", error)
-            return False
+            self._failed("read_failed", error)
+            self._lost(key)
+            return None
+        self.problem = ""
         if header is None:
             self.counts["read_missing"] += 1
             self._catalog.leave_below(self.tier, key)
-            return False
-        return True
+        return header
 
-    async def store(self, chunk: Chunk, parts: Sequence[memoryview]) -> bool:
-        """Write the chunk, evicting as needed; false when there is no room or the tier fails."""
+    async def store(self, chunk: Chunk, parts: Sequence[memoryview]) -> Stored:
+        """Write the chunk, making room as the tier can."""
         with self._busy.hold():
-            fingerprint = self._fingerprint
+            fingerprint, era = self._fingerprint, self._era
             deleting = self._deleting.get(chunk.key)
             if deleting is not None:
                 await asyncio.wait([deleting])
-            size = sum(part.nbytes for part in parts) + HEADER_BYTES
             try:
-                with self._parent_kept(chunk):
-                    written = await self._write(chunk, parts, fingerprint, size)
-                if not written:
-                    return False
+                written = await self._write(chunk, parts, fingerprint)
             except StorageFull as error:
-                self._count("write_refused", error)
-                return False
+                self._failed("write_refused", error)
+                return Stored.REFUSED
             except TierError as error:
-                self._count("write_failed", error)
-                return False
+                self._failed("write_failed", error)
+                return Stored.REFUSED
+        self.problem = ""
+        if era != self._era:
+            self._delete_soon(chunk.key, fingerprint)
+            return Stored.REFUSED
         if fingerprint == self._fingerprint:
-            self._catalog.enter_below(self.tier, chunk.key, chunk.parent, chunk.index, size, self._clock())
-        return True
-
-    def drop_all(self) -> tuple[int, int]:
-        """Forget every chunk now and delete the objects in the background; chunks and bytes."""
-        keys = self._catalog.keys(self.tier)
-        size = self._catalog.index(self.tier).bytes
-        for key in keys:
-            self._catalog.leave_below(self.tier, key)
-            self._delete_soon(key)
-        return len(keys), size
+            size = sum(part.nbytes for part in parts) + HEADER_BYTES
+            self._enter(chunk.key, chunk.parent, chunk.index, size)
+        return Stored.WRITTEN if written else Stored.PRESENT
 
     async def settled(self) -> None:
         """Deletions under way are done."""
@@ -128,104 +146,39 @@ class LowerTier:
         await self.settled()
         await self._store.inner.close()
 
-    @contextmanager
-    def _parent_kept(self, chunk: Chunk) -> Iterator[None]:
-        """Making room for a chunk must not evict the one it continues."""
-        index = self._catalog.index(self.tier)
-        node = index.get(chunk.parent)
-        if node is not None:
-            index.block(chunk.parent)
-        try:
-            yield
-        finally:
-            if node is not None and index.get(chunk.parent) is node:
-                index.unblock(chunk.parent)
+    async def _put(self, chunk: Chunk, parts: Sequence[memoryview], fingerprint: bytes) -> bool:
+        return await self._store.put_if_absent(
+            parts,
+            fingerprint=fingerprint,
+            key=chunk.key,
+            parent=chunk.parent,
+            index=chunk.index,
+            tags=chunk.tags,
+        )
 
-    async def _write(self, chunk: Chunk, parts: Sequence[memoryview], fingerprint: bytes, size: int) -> bool:
-        if not await self._make_room(size):
-            self.counts["write_refused"] += 1
-            return False
-        for attempt in range(2):
-            try:
-                await self._store.put_if_absent(
-                    parts,
-                    fingerprint=fingerprint,
-                    key=chunk.key,
-                    parent=chunk.parent,
-                    index=chunk.index,
-                    tags=chunk.tags,
-                )
-            except StorageFull:
-                # The file system is fuller than our own limit: give up one chunk, try once more.
-                if attempt or not await self._evict_one():
-                    raise
-            else:
-                return True
-        return False
-
-    async def _make_room(self, size: int) -> bool:
-        if size > self._limit:
-            return False
-        while (await self._store.inner.capacity()).used + size > self._limit:
-            if not await self._evict_one():
-                return False
-        return True
-
-    async def _evict_one(self) -> bool:
-        if self._deleting:
-            await self.settled()
-            return True
-        if self._foreign:
-            key = next(iter(self._foreign))
-            del self._foreign[key]
-        else:
-            victim = self._catalog.victim(self.tier)
-            if victim is None:
-                return False
-            key = victim.key
-            self._catalog.leave_below(self.tier, key)
-        self.counts["evicted"] += 1
-        self._delete_soon(key)
-        await self.settled()
-        return True
+    def _enter(self, key: bytes, parent: bytes, index: int, size: int) -> Chunk:
+        return self._catalog.enter_below(self.tier, key, parent, index, size, self._clock())
 
     def _spoiled(self, key: bytes, error: IntegrityError) -> None:
-        self._count("corrupt", error)
+        self._failed("foreign" if isinstance(error, ForeignChunk) else "corrupt", error)
         self._catalog.leave_below(self.tier, key)
-        self._delete_soon(key)
+        self._delete_soon(key, self._fingerprint)
 
-    def _hide(self, key: bytes) -> None:
-        chunk = self._catalog.get(key)
-        node = self._catalog.index(self.tier).get(key)
-        if chunk is not None and node is not None:
-            header = Header(
-                fingerprint=self._fingerprint,
-                key=key,
-                parent=chunk.parent,
-                index=chunk.index,
-                ranks=0,
-                raw_bytes=0,
-                stored_bytes=0,
-                checksum=b"",
-                tags=chunk.tags,
-            )
-            self._foreign[key] = (node.size, header)
-        self._catalog.leave_below(self.tier, key)
-
-    def _delete_soon(self, key: bytes) -> None:
+    def _delete_soon(self, key: bytes, fingerprint: bytes) -> None:
         if key not in self._deleting:
-            task = asyncio.get_running_loop().create_task(self._delete(key))
+            task = asyncio.get_running_loop().create_task(self._delete(key, fingerprint))
             self._deleting[key] = task
             task.add_done_callback(lambda _: self._deleting.pop(key, None))
 
-    async def _delete(self, key: bytes) -> None:
+    async def _delete(self, key: bytes, fingerprint: bytes) -> None:
         try:
-            await self._store.inner.delete(key)
+            await self._store.delete(fingerprint, key)
         except TierError as error:
-            self._count("delete_failed", error)
+            self._failed("delete_failed", error)
 
-    def _count(self, cause: str, error: Exception) -> None:
+    def _failed(self, cause: str, error: Exception) -> None:
         # Logged once per cause: a failing disk must not fill the log as well.
         if not self.counts[cause]:
             log.warning("%s tier: %s: %s (further ones are only counted)", self.tier.label, cause, error)
         self.counts[cause] += 1
+        self.problem = str(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kvist_connector.agent.arena_file import ArenaFile
@@ -12,6 +12,7 @@ from kvist_connector.agent.catalog import Catalog, Chunk
 from kvist_connector.agent.controls import Controls
 from kvist_connector.agent.core import Core, Hooks
 from kvist_connector.agent.feed import Feed, View
+from kvist_connector.agent.finder import Finder
 from kvist_connector.agent.gpu_events import GpuEvents
 from kvist_connector.agent.gpu_index import GpuIndex
 from kvist_connector.agent.grants import Grants
@@ -21,8 +22,10 @@ from kvist_connector.agent.loads import Loader
 from kvist_connector.agent.lower import LowerTier
 from kvist_connector.agent.members import Members
 from kvist_connector.agent.memory import MemoryTier
+from kvist_connector.agent.own import OwnTier
 from kvist_connector.agent.session import Session
 from kvist_connector.agent.settings import AgentSettings
+from kvist_connector.agent.shared import SharedTier
 from kvist_connector.agent.supervise import Supervisor
 from kvist_connector.agent.totals import Totals
 from kvist_connector.agent.writebehind import WriteBehind
@@ -34,7 +37,7 @@ from kvist_connector.tiers.envelope import EnvelopeStore
 
 # Before an engine has measured its prefill only the ratio between positions matters.
 _PREFILL_PRIOR = PrefillModel(linear=1e-4, quadratic=1e-9)
-# Chunks waiting for the disk stay in the arena; this bounds how far the disk may fall behind.
+# Chunks waiting for a lower tier stay in the arena; this bounds how far each may fall behind.
 _WRITE_BEHIND_BYTES = 4 * 1024**3
 # A reload is never quite free: it keeps chunks that are stored below in a sensible order too.
 _LEAST_SHARE = 0.05
@@ -64,10 +67,10 @@ class Parts:
 
 @dataclass(frozen=True)
 class Opened:
-    """What was taken from the machine; absent tiers are None."""
+    """What was taken from the machine; without an arena it is None."""
 
     arena: ArenaFile | None
-    disk: EnvelopeStore | None
+    stores: Mapping[Tier, EnvelopeStore]  # of the lower tiers, preferred first
 
 
 def build(
@@ -76,20 +79,21 @@ def build(
     supervisor: Supervisor,
     now_ms: int,
     connections_changed: Callable[[], None],
+    write_behind_bytes: int = _WRITE_BEHIND_BYTES,
 ) -> Parts:
     """Wire an agent. Nothing runs yet. `now_ms` is Unix time, the floor of the epoch."""
     clock = time.monotonic
     busy = Busy()
-    catalog = Catalog(settings.eviction, [Tier.DISK] if opened.disk is not None else [])
+    catalog = Catalog(settings.eviction, opened.stores)
     memory = MemoryTier(opened.arena, Journal(settings.arena), catalog, clock)
-    lower: dict[Tier, LowerTier] = {}
-    if opened.disk is not None:
-        lower[Tier.DISK] = LowerTier(Tier.DISK, opened.disk, settings.disk.size, catalog, busy, clock)
-    loader = Loader(memory, catalog, lower, settings.lookup_deadline, clock, supervisor.spawn)
-    writebehind = WriteBehind(memory, catalog, lower, _WRITE_BEHIND_BYTES)
+    lower = _lower(settings, opened.stores, memory, catalog, busy)
+    finder = Finder(catalog, lower)
+    loader = Loader(memory, catalog, lower, finder, settings.lookup_deadline, clock, supervisor.spawn)
+    writebehind = WriteBehind(memory, catalog, lower, write_behind_bytes)
     members = Members(settings.arena, memory)
     epoch = max(now_ms, memory.previous_epoch() + 1)
     core = Core(memory, catalog, loader, members, epoch, busy.idle)
+    core.unstorable = lambda size: _too_large(size, lower)
     catalog.weigh_by(_weigher(core, lower))
     gpu, feed = _index_and_feed(settings, core, lower)
     events = GpuEvents(settings.kv_events, settings.kv_events_replay, gpu) if settings.kv_events else None
@@ -101,6 +105,38 @@ def build(
     return Parts(
         core, memory, catalog, lower, loader, writebehind, members, gpu, events, feed, totals, controls
     )
+
+
+def _lower(
+    settings: AgentSettings,
+    stores: Mapping[Tier, EnvelopeStore],
+    memory: MemoryTier,
+    catalog: Catalog,
+    busy: Busy,
+) -> dict[Tier, LowerTier]:
+    lookup = {
+        Tier.REDIS: settings.redis.lookup_deadline,
+        Tier.OBJECT: settings.object_store.lookup_deadline,
+    }
+    found: dict[Tier, LowerTier] = {}
+    for tier, store in stores.items():
+        if tier in lookup:
+            found[tier] = SharedTier(
+                tier, store, catalog, busy, time.monotonic, lambda: memory.chunk_bytes, lookup[tier]
+            )
+        else:
+            found[tier] = OwnTier(tier, store, settings.disk.size, catalog, busy, time.monotonic)
+    return found
+
+
+def _too_large(size: int, lower: Mapping[Tier, LowerTier]) -> str:
+    for tier, found in lower.items():
+        if found.largest is not None and size > found.largest:
+            return (
+                f"a chunk of this model has {size} bytes, and the {tier.label} tier takes at most "
+                f"{found.largest} in one object: use fewer chunk tokens, or leave out that tier"
+            )
+    return ""
 
 
 def _index_and_feed(

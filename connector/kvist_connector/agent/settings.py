@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from kvist_connector import names
 from kvist_connector.quantity import Quantity
 from kvist_connector.settings import FileLocation, Settings
 
+OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "file")
 # What a subscriber can connect to; ZMQ itself says no more than "invalid argument".
 _ENDPOINT = r"^(tcp://[^\s*]+:[0-9]{1,5}|ipc://\S+|inproc://\S+)$"
 
@@ -25,6 +27,31 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
+def _redis_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.password is not None:
+        raise ValueError("a password in an address is seen by everybody: put it into redis.password_file")
+    where = parts.path if parts.scheme == "unix" else parts.hostname
+    if parts.scheme not in ("redis", "rediss", "unix") or not where or parts.port == 0:
+        raise ValueError("give redis://[user@]host:port/db, rediss://... for TLS, or unix:///path")
+    return url
+
+
+def _object_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in OBJECT_SCHEMES or not (parts.netloc or parts.path.strip("/")):
+        raise ValueError("give s3://bucket/prefix, gs://..., az://... or file:///folder")
+    return url
+
+
+def _split(value: Any) -> Any:
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+RedisUrl = Annotated[str, AfterValidator(_redis_url)]
+RedisUrls = Annotated[tuple[RedisUrl, ...], BeforeValidator(_split)]
+
+
 class DiskSettings(Settings):
     """The disk tier; absent unless a path is given."""
 
@@ -36,6 +63,71 @@ class DiskSettings(Settings):
         "none",
         description="none (default): a power cut may lose chunks, never serves wrong ones; data: sync files",
     )
+
+
+class RedisSettings(Settings):
+    """The Redis tier, shared by all agents that name the same servers; absent unless an address is given."""
+
+    urls: RedisUrls = Field(
+        (),
+        max_length=64,
+        description="addresses of Redis servers, with commas between: redis://[user@]host:port/db, rediss:// "
+        "for TLS, unix:///path; keys are spread over them; default none: no Redis tier",
+    )
+    password_file: Path | None = Field(
+        None, description="file with the password, read again at every connect; default none"
+    )
+    ca_file: Path | None = Field(
+        None, description="CA certificates that rediss servers are checked by; default the system's"
+    )
+    ttl: float | None = Field(
+        None,
+        gt=0,
+        le=10 * 366 * 86400,
+        description="seconds after which Redis drops a chunk; default none: never",
+    )
+    lookup_deadline: float = Field(
+        0.1, gt=0, le=60, description="seconds that a lookup waits to learn what Redis has; default 0.1"
+    )
+    deadline: float = Field(
+        2.0, gt=0, le=600, description="seconds that reading or writing one chunk may take; default 2"
+    )
+    pause: float = Field(
+        5.0, gt=0, le=3600, description="seconds that a failing Redis is left alone; default 5"
+    )
+    concurrency: int = Field(
+        8, ge=1, le=256, description="chunks read or written at a time, each server; default 8"
+    )
+
+
+class ObjectStoreSettings(Settings):
+    """The object store tier, shared by all agents with the same URL; absent unless one is given."""
+
+    url: Annotated[str, AfterValidator(_object_url)] | None = Field(
+        None,
+        description="s3://bucket/prefix, gs://..., az://... or file:///folder; default none: no such tier",
+    )
+    endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s]+$",
+        description="address of an S3-compatible server, http:// for one without TLS; default the provider's",
+    )
+    region: str | None = Field(None, description="region of the bucket; default the provider's own")
+    credentials_file: Path | None = Field(
+        None,
+        description="AWS credentials file (s3, read again each minute), service account file (gs) or a "
+        "section of settings (az); default the machine's identity",
+    )
+    lookup_deadline: float = Field(
+        0.5, gt=0, le=60, description="seconds that a lookup waits to learn what is stored; default 0.5"
+    )
+    deadline: float = Field(
+        10.0, gt=0, le=600, description="seconds that reading or writing one chunk may take; default 10"
+    )
+    pause: float = Field(
+        10.0, gt=0, le=3600, description="seconds that a failing object store is left alone; default 10"
+    )
+    concurrency: int = Field(8, ge=1, le=256, description="chunks read or written at a time; default 8")
 
 
 class HttpSettings(Settings):
@@ -66,6 +158,8 @@ class AgentSettings(Settings):
         1024**3, description="memory tier, bytes or quantity (8Gi); 0 = index only; default 1Gi"
     )
     disk: DiskSettings = DiskSettings(path=None, size=10 * 1024**3, fsync="none")
+    redis: RedisSettings = Field(default_factory=RedisSettings)
+    object_store: ObjectStoreSettings = Field(default_factory=ObjectStoreSettings)
     http: HttpSettings = HttpSettings(host="127.0.0.1", port=names.PORT_AGENT, token_file=None)
     kv_events: str | None = Field(
         None,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from kvist_connector.planner import TierPrice
+from typing import Final
 
-# Until something was read: a slow disk, so that a first hit is not bet on a fast one.
-_PRIOR = TierPrice(latency=0.002, bandwidth=500e6)
+from kvist_connector.planner import TierPrice
+from kvist_connector.protocol.tiers import Tier
+
+# Until something was read: modest, so that a first hit is not bet on a fast one.
+_PRIOR: Final = TierPrice(latency=0.002, bandwidth=500e6)
+_PRIORS: Final = {Tier.REDIS: TierPrice(0.003, 500e6), Tier.OBJECT: TierPrice(0.05, 200e6)}
 _WEIGHT = 0.3
 
 
@@ -14,6 +18,11 @@ class Speed:
 
     def __init__(self, prior: TierPrice = _PRIOR) -> None:
         self.price = prior
+
+    @classmethod
+    def of(cls, tier: Tier) -> Speed:
+        """With the prior of this kind of tier."""
+        return cls(_PRIORS.get(tier, _PRIOR))
 
     def observe(self, size: int, seconds: float) -> None:
         """A batch of `size` bytes took `seconds` in all."""

@@ -1,17 +1,18 @@
 """Committed chunks go to the lower tiers after the fact, once, and never in anybody's way.
 
-The queue is bounded by the bytes it would write: under pressure the least valuable chunk is
-dropped from it (it stays in memory), nobody waits. While a chunk is written it is leased.
+Every tier has a queue of its own, so that a slow one holds up no other. A queue is bounded by
+the bytes it would write: under pressure the least valuable chunk is dropped from it (it stays
+in memory), nobody waits. While a chunk is written it is leased.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from kvist_connector.agent.catalog import Catalog, Chunk
-from kvist_connector.agent.lower import LowerTier
+from kvist_connector.agent.lower import LowerTier, Stored
 from kvist_connector.agent.memory import MemoryTier
 from kvist_connector.protocol.tiers import Tier
 
@@ -22,21 +23,14 @@ class WriteBehind:
     def __init__(
         self, memory: MemoryTier, catalog: Catalog, lower: Mapping[Tier, LowerTier], limit: int
     ) -> None:
-        self._memory = memory
-        self._catalog = catalog
-        self._lower = lower
-        self._limit = limit
-        self._queue: dict[bytes, None] = {}  # in order of commit: parents come before children
-        self._writing: bytes | None = None
-        self._work = asyncio.Event()
-        self._done = asyncio.Event()
-        self._done.set()
         self.counts: Counter[str] = Counter()
+        self._memory = memory
+        self._writers = [_Writer(memory, catalog, tier, limit, self.counts) for tier in lower.values()]
 
     @property
     def pending_chunks(self) -> int:
-        """Chunks not yet written, the one being written included."""
-        return len(self._queue) + (self._writing is not None)
+        """Chunks not yet written, those being written included, once for each tier that lacks them."""
+        return sum(writer.pending for writer in self._writers)
 
     @property
     def pending_bytes(self) -> int:
@@ -45,26 +39,84 @@ class WriteBehind:
 
     def add(self, key: bytes) -> None:
         """A chunk was committed by the engine."""
-        if not self._lower:
-            return
-        self._queue[key] = None
-        while len(self._queue) > 1 and len(self._queue) * self._memory.chunk_bytes > self._limit:
-            del self._queue[self._least()]
-            self.counts["dropped_pressure"] += 1
-        self._done.clear()
-        self._work.set()
+        for writer in self._writers:
+            writer.add(key)
+
+    def hurry(self) -> None:
+        """This replica is about to go: queue all that tiers lack and have room for, most valuable first."""
+        for writer in self._writers:
+            writer.hurry()
 
     async def flush(self, deadline: float) -> bool:
         """Wait until nothing is pending; false when the deadline came first."""
         try:
             async with asyncio.timeout(deadline):
-                await self._done.wait()
+                for writer in self._writers:
+                    await writer.done.wait()
         except TimeoutError:
             return False
         return True
 
     async def run(self) -> None:
-        """Write for ever, one chunk at a time: loads have the better right to the disk."""
+        """Write for ever."""
+        async with asyncio.TaskGroup() as group:
+            for writer in self._writers:
+                group.create_task(writer.run())
+            # Without a lower tier there is nothing to do, and nothing that may end.
+            await asyncio.Event().wait()
+
+
+class _Writer:
+    """The queue of one tier."""
+
+    def __init__(
+        self, memory: MemoryTier, catalog: Catalog, lower: LowerTier, limit: int, counts: Counter[str]
+    ) -> None:
+        self._memory = memory
+        self._catalog = catalog
+        self._lower = lower
+        self._limit = limit
+        self._counts = counts
+        self._queue: dict[bytes, None] = {}  # in order of commit: parents come before children
+        self._writing: bytes | None = None
+        self._work = asyncio.Event()
+        self.done = asyncio.Event()
+        self.done.set()
+
+    @property
+    def pending(self) -> int:
+        """Chunks not yet written, the one being written included."""
+        return len(self._queue) + (self._writing is not None)
+
+    def add(self, key: bytes) -> None:
+        self._queue[key] = None
+        while len(self._queue) > 1 and len(self._queue) * self._memory.chunk_bytes > self._limit:
+            del self._queue[self._least()]
+            self._counts["dropped_pressure"] += 1
+        self.done.clear()
+        self._work.set()
+
+    def hurry(self) -> None:
+        memory, tier, size = self._catalog.index(Tier.MEMORY), self._lower.tier, self._memory.chunk_bytes
+        known = memory.keys()
+        lacking = [key for key in known if key not in self._queue and tier not in self._catalog.tiers_of(key)]
+        nodes = [node for node in map(memory.get, (*self._queue, *lacking)) if node is not None]
+        nodes.sort(key=lambda node: node.priority, reverse=True)
+        # Beyond the tier's room every chunk written would push out another one.
+        room = self._limit if self._lower.room is None else min(self._limit, self._lower.room)
+        most = max(len(self._queue), room // max(1, size))
+        queue: dict[bytes, None] = {}
+        for node in nodes:
+            if len(queue) >= most:
+                break
+            queue |= dict.fromkeys(chunk.key for chunk in self._unwritten(node.key, queue))
+        self._queue = queue
+        if self._queue:
+            self.done.clear()
+            self._work.set()
+
+    async def run(self) -> None:
+        """One chunk at a time: loads have the better right to the tier."""
         while True:
             await self._work.wait()
             while self._queue:
@@ -75,24 +127,26 @@ class WriteBehind:
                 finally:
                     self._writing = None
             self._work.clear()
-            self._done.set()
+            self.done.set()
 
     async def _write(self, key: bytes) -> None:
-        for tier, lower in self._lower.items():
-            if tier in self._catalog.tiers_of(key):
-                continue
-            chain = self._unwritten(key, tier)
-            if not chain:
-                self.counts["dropped_evicted"] += 1
-            for chunk in chain:
-                if not await self._store(chunk, tier, lower):
-                    break
+        if self._lower.tier in self._catalog.tiers_of(key):
+            return
+        chain = self._unwritten(key)
+        if not chain:
+            self._counts["dropped_evicted"] += 1
+        for chunk in chain:
+            if not await self._store(chunk):
+                break
 
-    def _unwritten(self, key: bytes, tier: Tier) -> list[Chunk]:
-        """The chunk and those before it that the tier lacks, first one first; none when a part is gone."""
+    def _unwritten(self, key: bytes, queued: Container[bytes] = ()) -> list[Chunk]:
+        """The chunk and those before it that the tier lacks and that are not queued, first one first.
+
+        None when a part is gone.
+        """
         chain: list[Chunk] = []
         chunk = self._catalog.get(key)
-        while chunk is not None and tier not in chunk.below:
+        while chunk is not None and self._lower.tier not in chunk.below and chunk.key not in queued:
             if chunk.ref is None:
                 return []
             chain.append(chunk)
@@ -101,18 +155,18 @@ class WriteBehind:
             chunk = self._catalog.get(chunk.parent)
         return chain[::-1] if chunk is not None else []
 
-    async def _store(self, chunk: Chunk, tier: Tier, lower: LowerTier) -> bool:
+    async def _store(self, chunk: Chunk) -> bool:
         if chunk.ref is None or self._catalog.resident(chunk.key) is not chunk:
             return False
         self._memory.lease(chunk)
         try:
-            written = await lower.store(chunk, self._memory.views(chunk.ref))
+            stored = await self._lower.store(chunk, self._memory.views(chunk.ref))
         finally:
             self._memory.unlease(chunk)
-        self.counts["written" if written else "refused"] += 1
-        if written:
-            self.counts[f"bytes_stored_{tier.label}"] += self._memory.chunk_bytes
-        return written
+        self._counts[stored.value] += 1
+        if stored is Stored.WRITTEN:
+            self._counts[f"bytes_stored_{self._lower.tier.label}"] += self._memory.chunk_bytes
+        return stored.there
 
     def _least(self) -> bytes:
         """The least valuable chunk in the queue on which no other one in it hangs."""
@@ -126,5 +180,6 @@ class WriteBehind:
             return -1.0
         parent = self._catalog.get(chunk.parent)
         follows = chunk.parent in self._queue or chunk.parent == self._writing
+        there = parent is not None and self._lower.tier in parent.below
         # A chunk whose predecessor was dropped is worth nothing below: lookups stop before it.
-        return node.priority if chunk.index == 0 or follows or (parent is not None and parent.below) else -1.0
+        return node.priority if chunk.index == 0 or follows or there else -1.0

@@ -51,7 +51,7 @@ async def agent(tmp_path):
     """Starts one; keyword arguments are settings."""
     cleanup = []
 
-    async def begin(memory=1 << 20, lookup_deadline=DEADLINE, disk_size=10 << 20, **more):
+    async def begin(memory=1 << 20, lookup_deadline=DEADLINE, disk_size=10 << 20, queue=1 << 30, **more):
         threads = ThreadPoolExecutor(2)
         faulty = FaultyStore(await DiskStore.open(tmp_path / "disk", disk_size, "none", threads))
         settings = AgentSettings(
@@ -65,8 +65,8 @@ async def agent(tmp_path):
         )
         arena = ArenaFile.reserve(settings.arena, memory)
         supervisor = Supervisor()
-        opened = Opened(arena, EnvelopeStore(faulty, threads))
-        parts = build(settings, opened, supervisor, 1, lambda: None)
+        opened = Opened(arena, {Tier.DISK: EnvelopeStore(faulty, threads)})
+        parts = build(settings, opened, supervisor, 1, lambda: None, write_behind_bytes=queue)
         supervisor.daemon("write-behind", parts.writebehind.run())
         server = EngineServer(settings.socket, parts.session)
         server.claim()
@@ -298,8 +298,7 @@ async def test_disconnect_in_mid_load_frees_everything(agent):
 
 
 async def test_write_behind_drops_the_least_valuable_under_pressure_and_blocks_nobody(agent):
-    harness = await agent()
-    harness.parts.writebehind._limit = 4 * 16384
+    harness = await agent(queue=4 * 16384)
     engine = await FakeEngine.start(harness.socket)
     harness.faulty.gate.clear()
     await engine.store(keys(12))

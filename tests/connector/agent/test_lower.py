@@ -7,7 +7,7 @@ import pytest
 
 from kvist_connector.agent.busy import Busy
 from kvist_connector.agent.catalog import Catalog, Chunk
-from kvist_connector.agent.lower import LowerTier
+from kvist_connector.agent.own import OwnTier
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing.chunk_store import key
 from kvist_connector.tiers.disk import DiskStore
@@ -29,7 +29,7 @@ async def tier(tmp_path):
         opened.clear()
         catalog = Catalog("lru", [Tier.DISK])
         store = EnvelopeStore(await DiskStore.open(tmp_path, limit, "none", threads), threads)
-        lower = LowerTier(Tier.DISK, store, limit, catalog, Busy(), time.monotonic)
+        lower = OwnTier(Tier.DISK, store, limit, catalog, Busy(), time.monotonic)
         opened.append((lower, catalog))
         lower.serve(fingerprint)
         await lower.scan()
@@ -43,7 +43,7 @@ async def tier(tmp_path):
 
 async def put(lower, number, parent=0, index=0):
     chunk = Chunk(key(number), key(parent), index, BODY)
-    return await lower.store(chunk, [memoryview(bytes([number]) * BODY)])
+    return (await lower.store(chunk, [memoryview(bytes([number]) * BODY)])).there
 
 
 async def fetch(lower, number):

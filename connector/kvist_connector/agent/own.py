@@ -1,0 +1,144 @@
+"""A lower tier that this agent has to itself: listed at start, kept within its limit by eviction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from kvist_connector.agent.busy import Busy
+from kvist_connector.agent.catalog import Catalog, Chunk
+from kvist_connector.agent.lower import LowerTier
+from kvist_connector.errors import IntegrityError, StorageFull
+from kvist_connector.protocol.tiers import Tier
+from kvist_connector.tiers.envelope import HEADER_BYTES, EnvelopeStore, Header
+
+
+class OwnTier(LowerTier):
+    """`limit`: bytes it may hold."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        store: EnvelopeStore,
+        limit: int,
+        catalog: Catalog,
+        busy: Busy,
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(tier, store, catalog, busy, clock)
+        self._limit = limit
+        self._foreign: dict[bytes, tuple[int, Header]] = {}  # other fingerprints: never served, first to go
+
+    @property
+    def room(self) -> int:
+        """See LowerTier."""
+        return max(0, self._limit - self._catalog.index(self.tier).bytes)
+
+    async def scan(self) -> None:
+        """Learn what the tier holds; unreadable objects are counted and deleted."""
+        async for key, size, found in self._store.scan():
+            if isinstance(found, IntegrityError):
+                self._spoiled(key, found)
+            else:
+                self._foreign[key] = (size, found)
+        self.serve(self._fingerprint)
+
+    def serve(self, fingerprint: bytes) -> None:
+        """Offer the chunks of this fingerprint and hide all others."""
+        if fingerprint != self._fingerprint:
+            for key in self._catalog.keys(self.tier):
+                self._hide(key)
+        self._fingerprint = fingerprint
+        own = [(key, found) for key, found in self._foreign.items() if found[1].fingerprint == fingerprint]
+        for key, (size, header) in sorted(own, key=lambda item: item[1][1].index):
+            del self._foreign[key]
+            chunk = self._enter(key, header.parent, header.index, size)
+            chunk.tags = chunk.tags or header.tags
+
+    def drop_all(self) -> tuple[int, int]:
+        """See LowerTier."""
+        self._era += 1
+        keys = self._catalog.keys(self.tier)
+        size = self._catalog.index(self.tier).bytes
+        for key in keys:
+            self._catalog.leave_below(self.tier, key)
+            self._delete_soon(key, self._fingerprint)
+        return len(keys), size
+
+    async def clear(self) -> tuple[int, int]:
+        """See LowerTier."""
+        removed = self.drop_all()
+        await self.settled()
+        return removed
+
+    def _lost(self, key: bytes) -> None:
+        # A failing disk may work again, and nobody else has the file.
+        pass
+
+    async def _write(self, chunk: Chunk, parts: Sequence[memoryview], fingerprint: bytes) -> bool:
+        size = sum(part.nbytes for part in parts) + HEADER_BYTES
+        with self._parent_kept(chunk):
+            await self._make_room(size)
+            try:
+                return await self._put(chunk, parts, fingerprint)
+            except StorageFull:
+                # The file system is fuller than our own limit: give up one chunk, try once more.
+                if not await self._evict_one():
+                    raise
+                return await self._put(chunk, parts, fingerprint)
+
+    @contextmanager
+    def _parent_kept(self, chunk: Chunk) -> Iterator[None]:
+        """Making room for a chunk must not evict the one it continues."""
+        index = self._catalog.index(self.tier)
+        node = index.get(chunk.parent)
+        if node is not None:
+            index.block(chunk.parent)
+        try:
+            yield
+        finally:
+            if node is not None and index.get(chunk.parent) is node:
+                index.unblock(chunk.parent)
+
+    async def _make_room(self, size: int) -> None:
+        if size > self._limit:
+            raise StorageFull(f"a chunk of {size} bytes is larger than the limit of {self._limit}")
+        while (await self._store.inner.capacity()).used + size > self._limit:
+            if not await self._evict_one():
+                raise StorageFull(f"the limit of {self._limit} bytes is reached and nothing may go")
+
+    async def _evict_one(self) -> bool:
+        if self._deleting:
+            await self.settled()
+            return True
+        if self._foreign:
+            key = next(iter(self._foreign))
+            del self._foreign[key]
+        else:
+            victim = self._catalog.victim(self.tier)
+            if victim is None:
+                return False
+            key = victim.key
+            self._catalog.leave_below(self.tier, key)
+        self.counts["evicted"] += 1
+        self._delete_soon(key, self._fingerprint)
+        await self.settled()
+        return True
+
+    def _hide(self, key: bytes) -> None:
+        chunk = self._catalog.get(key)
+        node = self._catalog.index(self.tier).get(key)
+        if chunk is not None and node is not None:
+            header = Header(
+                fingerprint=self._fingerprint,
+                key=key,
+                parent=chunk.parent,
+                index=chunk.index,
+                ranks=0,
+                raw_bytes=0,
+                stored_bytes=0,
+                checksum=b"",
+                tags=chunk.tags,
+            )
+            self._foreign[key] = (node.size, header)
+        self._catalog.leave_below(self.tier, key)
