@@ -16,7 +16,7 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: help setup demo test check bench clean lock reference e2e e2e-api e2e-build e2e-down e2e-up
+.PHONY: help setup demo test services check bench clean lock reference e2e e2e-api e2e-build e2e-down e2e-up
 
 help: ## show this text
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -29,7 +29,10 @@ setup: $(ENV)/.installed ## install everything into .venv (about 6 GB with the C
 demo: setup ## the product at work on two real engines, about ten minutes
 	$(RUN)/kvist demo $(ARGS)
 
-test: setup ## all tests but the long suites (those: ARGS="-m full")
+services: setup ## redis-server and an S3 server for the tests of shared tiers, where they can be had
+	@tools/services.sh
+
+test: setup services ## all tests but the long suites (those: ARGS="-m full")
 	$(RUN)/pytest -m "not full" $(ARGS)
 
 check: setup ## lint, format, types, import contracts, layout and style budgets
