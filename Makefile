@@ -63,7 +63,10 @@ e2e-api: setup ## the tests on a real API server that need no pods: minutes
 e2e: e2e-up ## all tests on the e2e cluster
 	$(RUN)/pytest e2e/tests $(ARGS)
 
-reference: setup ## write docs/reference.md and docs/api.md from the code
+reference: setup ## write docs/reference.md, docs/api.md and the CRD from the code
+	$(RUN)/python -m kvist_operator.crd > crds/.new
+	mv crds/.new crds/cachecluster.yaml
+	cp crds/cachecluster.yaml charts/kvist/files/
 	$(RUN)/python -m tools.reference
 	$(RUN)/python -m tools.api_reference
 

@@ -330,3 +330,19 @@ def test_disruption_budgets_never_protect_a_broken_pod() -> None:
     budgets = [item["spec"] for (kind, _), item in objects.items() if kind == "PodDisruptionBudget"]
     assert len(budgets) == 3
     assert {budget["unhealthyPodEvictionPolicy"] for budget in budgets} == {"AlwaysAllow"}
+
+
+def test_routers_fetch_the_tokenizer_of_a_hub_model_with_the_engines_access() -> None:
+    source = {"secretKeyRef": {"name": "hub", "key": "token"}}
+    env = [{"name": "HF_TOKEN", "valueFrom": source}, {"name": "OTHER", "value": "x"}]
+    objects = objects_of(model={"name": "owner/model", "revision": "abc"}, engine={"env": env})
+    (fetch,) = pod(objects, "Deployment", "test-router")["initContainers"]
+    settings = yaml.safe_load(objects["ConfigMap", "test-router"]["data"]["router.yaml"])
+    assert fetch["args"][2:4] == ["download", "owner/model"]
+    assert flag(fetch, "--local-dir") == settings["model"]["path"]
+    assert flag(fetch, "--revision") == "abc"
+    assert "*.safetensors" not in fetch["args"]
+    assert {"name": "HF_TOKEN", "valueFrom": source} in fetch["env"]
+    assert "OTHER" not in [item["name"] for item in fetch["env"]]
+    volume = {"name": "owner/model", "volume": {"claimName": "models"}}
+    assert "initContainers" not in pod(objects_of(model=volume), "Deployment", "test-router")

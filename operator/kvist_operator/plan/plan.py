@@ -78,8 +78,7 @@ def _router_settings(cluster: CacheCluster, target: Target) -> dict[str, object]
         "port": "$(port.router)",
         "admin_host": "$(host.admin)",
         "admin_port": "$(port.router-admin)",
-        # Without the model's files every prompt is tokenized by an engine.
-        **({"model": {"path": "$(path.model)"}} if target.model_files else {}),
+        "model": {"path": "$(path.model)"},
         "policy": cluster.spec.router.policy,
         **_discovery(cluster, target),
         "limits": {

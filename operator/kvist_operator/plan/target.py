@@ -18,7 +18,6 @@ class Target:
     device: Literal["cpu", "cuda"]
     engine_env: Mapping[str, str] = field(default_factory=dict)
     discovery: Literal["file", "kubernetes"] = "file"  # how the router learns of replicas
-    model_files: bool = True  # whether the router sees the model's folder
     shared_tiers: bool = False  # whether agents can reach Redis and object store here
 
 
@@ -53,7 +52,7 @@ def kube_target(cluster: CacheCluster) -> Target:
     if not cuda:
         environment |= _cpu_environment(cores) if cores else dict(_UNBOUND)
     device: Literal["cpu", "cuda"] = "cuda" if cuda else "cpu"
-    return Target(device, environment, "kubernetes", volume is not None, shared_tiers=True)
+    return Target(device, environment, "kubernetes", shared_tiers=True)
 
 
 def _cpu_environment(cores: int) -> dict[str, str]:

@@ -35,8 +35,8 @@ class NetworkPolicy(Section):
     )
     egress_to: Peers = Field(
         default=(),
-        description="NetworkPolicyPeers that engines may reach too when egress is restricted: model hub, "
-        "external Redis, object store. Default: none.",
+        description="NetworkPolicyPeers that engines and routers may reach too when egress is restricted: "
+        "model hub, external Redis, object store. Default: none.",
     )
 
 

@@ -95,7 +95,7 @@ def _egress(cluster: CacheCluster, part: str) -> list[Object]:
         # The API server, whose address a policy cannot name.
         rules.append({"ports": [_port(443), _port(6443)]})
     further = cluster.spec.security.network_policy.egress_to
-    if part == ENGINE and further:
+    if part in (ENGINE, ROUTER) and further:
         rules.append({"to": list(further)})
     return rules
 

@@ -19,6 +19,7 @@ from kvist_operator.render.kube.meta import (
     selector,
 )
 from kvist_operator.render.kube.pods import (
+    SCRATCH,
     TOKEN_FILE,
     WRITABLE,
     environment,
@@ -37,12 +38,14 @@ from kvist_operator.spec import CacheCluster
 
 # After TERM requests are taken for 10 s more (limits.grace_seconds), then streams end (limits.drain_seconds).
 _GRACE: Final = 150
+_FETCHED: Final = f"{SCRATCH}/model"
+_MODEL_FILES: Final = ("*.jinja", "config.json", "generation_config.json", "*token*.json", "vocab.json")
 _REQUESTS: Final = {"cpu": "250m", "memory": "512Mi"}
 
 
 def router_objects(cluster: CacheCluster, plan: Plan, context: Context) -> list[Object]:
     """ConfigMap, Deployment, Service, autoscaler."""
-    filled = values(cluster, context)
+    filled = _values(cluster, context)
     files = {name: fill_yaml(text, filled) for name, text in plan.router.files.items()}
     config = make("v1", "ConfigMap", cluster, context.namespace, ROUTER) | {"data": files}
     service = make("v1", "Service", cluster, context.namespace, ROUTER) | {
@@ -84,6 +87,8 @@ def _pod(cluster: CacheCluster, plan: Plan, context: Context) -> Object:
     volumes += [*scratch_volumes()[0], *model_volume(cluster)[0]]
     if plan.agent is not None:
         volumes.append(secret_volume("token", control_token(cluster), TOKEN_FILE.rpartition("/")[2]))
+    if cluster.spec.model.volume is None:
+        pod["initContainers"] = [_model_files(cluster, context)]
     return pod | {
         # It watches the engines' EndpointSlices.
         "automountServiceAccountToken": True,
@@ -92,9 +97,33 @@ def _pod(cluster: CacheCluster, plan: Plan, context: Context) -> Object:
     }
 
 
+def _values(cluster: CacheCluster, context: Context) -> dict[str, str]:
+    found = values(cluster, context)
+    return found if cluster.spec.model.volume is not None else {**found, "path.model": _FETCHED}
+
+
+def _model_files(cluster: CacheCluster, context: Context) -> Object:
+    """Tokenizer and chat template from the hub, so that tokens are derived here; weights stay there."""
+    model, spec = cluster.spec.model, cluster.spec.router
+    arguments = ["download", model.name, "--local-dir", _FETCHED]
+    arguments += [word for pattern in _MODEL_FILES for word in ("--include", pattern)]
+    if model.revision is not None:
+        arguments += ["--revision", model.revision]
+    # The engines' access to the hub is the routers' too.
+    hub = tuple(variable for variable in cluster.spec.engine.env if variable.name.startswith("HF_"))
+    env = {name: WRITABLE[name] for name in ("HOME", "HF_HOME", "TMPDIR")}
+    image = spec.image or context.images.router
+    return {
+        **program("model-files", image, "huggingface_hub.cli.hf", arguments, context),
+        "env": environment(env, (*hub, *spec.env)),
+        "resources": resources(spec.resources, _REQUESTS),
+        "volumeMounts": scratch_volumes()[1],
+    }
+
+
 def _container(cluster: CacheCluster, router: Program, context: Context, cached: bool) -> Object:
     spec = cluster.spec.router
-    filled = values(cluster, context)
+    filled = _values(cluster, context)
     argv = [*(fill(a, filled) for a in router.argv), "--name", "$(POD_NAME)"]
     health = router.health
     mounts = [{"name": "config", "mountPath": CONFIG, "readOnly": True}, *scratch_volumes()[1]]
