@@ -36,6 +36,7 @@ class Machine:
     python: str
     model: str  # resolved folder or hub name
     lora: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)  # token of a path -> file with the secret
     devices: tuple[str, ...] = ()  # ids of CUDA devices, dealt out to the engines in order
 
 
@@ -164,6 +165,7 @@ def _values(plan: Plan, machine: Machine, replica: str, ordinal: int) -> dict[st
         "path.replay": str(socket) + REPLAY_SUFFIX,
         "path.arena": str(machine.arena_dir / f"kvist-{plan.name}-{replica}.arena"),
         "path.disk": str(disk),
+        **machine.secrets,
         **{f"port.{name}": str(port) for name, port in ports.items()},
         **{f"lora.{name}": path for name, path in machine.lora.items()},
     }

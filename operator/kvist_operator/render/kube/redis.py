@@ -16,7 +16,10 @@ from kvist_operator.spec.cache import ManagedRedis
 
 _FOLDER: Final = "/etc/kvist/redis"
 # The password must not be in argv, which other programs of the node can read. Redis takes it from a file.
-_START: Final = r"""umask 077
+# Without one it must not start, so each step that fails ends it.
+_START: Final = r"""set -eu
+umask 077
+test -s /etc/kvist/redis/password
 escaped=$(sed 's/[\\"]/\\&/g' /etc/kvist/redis/password)
 printf 'requirepass "%s"\n' "$escaped" > /tmp/redis.conf
 exec redis-server /tmp/redis.conf "$@"
