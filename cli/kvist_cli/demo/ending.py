@@ -6,6 +6,7 @@ Called by the demo after the third replay.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvist_cli.demo.figures import Replay
@@ -31,9 +32,35 @@ class Running(Protocol):
         """Stop everything."""
 
 
-def last_replica(replay: Replay, session: str) -> str:
-    """Where the session's latest turn was answered."""
-    return next(turn.replica for turn in reversed(replay.turns) if turn.turn.startswith(f"{session}."))
+@dataclass(frozen=True)
+class Ending:
+    """The turn that follows the kill, whose engine is killed, the turn after the restart of all."""
+
+    after_kill: Turn
+    replica: str
+    after_restart: Turn
+
+
+def ending(trace: Trace, replay: Replay) -> Ending:
+    """The engine to kill is the one that answered a session most exclusively.
+
+    What the other replica holds of a session would otherwise compete with the arena of the killed one,
+    and the router might rightly send the next turn there.
+    """
+    turns = {turn: _replicas(replay, turn.session) for turn in trace.afterwards}
+    ranked = sorted(turns, key=lambda turn: _exclusive(turns[turn]), reverse=True)
+    return Ending(ranked[0], turns[ranked[0]][-1], ranked[-1])
+
+
+def _replicas(replay: Replay, session: str) -> list[str]:
+    """Where the session's turns were answered, in order."""
+    return [turn.replica for turn in replay.turns if turn.turn.rsplit(".", 1)[0] == session]
+
+
+def _exclusive(replicas: list[str]) -> tuple[float, int]:
+    """Share and number of the turns that the last replica answered."""
+    own = replicas.count(replicas[-1])
+    return own / len(replicas), own
 
 
 def kill_engine(cluster: Running, target: Target, replica: str) -> float:
@@ -43,11 +70,6 @@ def kill_engine(cluster: Running, target: Target, replica: str) -> float:
     seconds = cluster.wait_ready(program, START_SECONDS)
     target.wait_routable([replica])
     return seconds
-
-
-def afterwards(trace: Trace, index: int) -> Turn:
-    """The turn that follows the kill (0) or the restart of everything (1)."""
-    return trace.afterwards[min(index, len(trace.afterwards) - 1)]
 
 
 def hit_from(hits: Mapping[str, int], tier: str) -> int:

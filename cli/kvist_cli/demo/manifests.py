@@ -19,8 +19,8 @@ TITLES: Final = {
     "kvist": "Kvist",
 }
 REPLICAS: Final = 2
-# Two sessions fit at a time; all of them, dealt out to the engines, do not.
-KV_SPACE: Final = "93Mi"
+# One session fits, or two short ones; all of them, dealt out to the engines, do not.
+KV_SPACE: Final = "76Mi"
 MAX_MODEL_LEN: Final = 3328
 MEMORY: Final = "1Gi"
 DISK: Final = "4Gi"

@@ -21,7 +21,7 @@ from kvist_cli.demo.figures import Replay
 from kvist_cli.demo.replay import Target
 from kvist_cli.demo.report import Pressure, Report
 from kvist_cli.demo.screen import Screen
-from kvist_cli.demo.trace import Trace
+from kvist_cli.demo.trace import Trace, Turn
 from kvist_operator.spec import CacheCluster
 
 # Starts a cluster: manifest, folder of its state.
@@ -52,12 +52,13 @@ class Demo:
             with self._cluster(mode) as cluster:
                 target = Target(mode, cluster.urls, client)
                 replays[mode] = self._play(target)
-                arena = self._kill(cluster, target, replays[mode])
+                last = ending.ending(self.trace, replays[mode])
+                arena = self._kill(cluster, target, last)
             self.screen.note("kvist down: chunks are on disk, the arenas are gone; kvist up again")
             with self._cluster(mode, "again") as cluster:
                 target = Target(mode, cluster.urls, client)
                 target.wait_routable(target.urls.engines)
-                disk = self._ask_again(target, 1, "disk")
+                disk = self._ask_again(target, last.after_restart, "disk")
                 checks = self._check(target)
                 report = Report(replays, arena, disk, checks, self.pressure, self.starts)
                 if kept is not None:
@@ -94,16 +95,14 @@ class Demo:
         finally:
             cluster.down(flush=done)
 
-    def _kill(self, cluster: Running, target: Target, played: Replay) -> int:
-        turn = ending.afterwards(self.trace, 0)
-        replica = ending.last_replica(played, turn.session)
-        self.screen.note(f"kill -9 of the engine of {replica}, which answered {turn.session} last")
-        self.starts["killed_engine"] = seconds = ending.kill_engine(cluster, target, replica)
+    def _kill(self, cluster: Running, target: Target, last: ending.Ending) -> int:
+        session = last.after_kill.session
+        self.screen.note(f"kill -9 of the engine of {last.replica}, which answered {session} last")
+        self.starts["killed_engine"] = seconds = ending.kill_engine(cluster, target, last.replica)
         self.screen.note(f"the engine is back after {seconds:.0f} s, its own KV is empty")
-        return self._ask_again(target, 0, "memory")
+        return self._ask_again(target, last.after_kill, "memory")
 
-    def _ask_again(self, target: Target, index: int, tier: str) -> int:
-        turn = ending.afterwards(self.trace, index)
+    def _ask_again(self, target: Target, turn: Turn, tier: str) -> int:
         result, _ = target.ask(self.trace, turn, self.answers)
         hit = ending.hit_from(result.hits, tier)
         self.screen.note(
