@@ -334,6 +334,21 @@ def test_check_starts_nothing_and_names_what_would_run(shell: Shell, smollm2: Pa
     assert "would run engine-0, router" in done.stdout
 
 
+def test_a_secret_of_a_shared_tier_is_a_file_that_must_be_there(shell: Shell, smollm2: Path) -> None:
+    redis = {"urls": ["redis://redis.example:6379"], "password": {"name": "redis", "key": "password"}}
+    shell.write(smollm2, cache={"remote": {"redis": redis}})
+    secrets = shell.folder / "secrets"
+    done = shell.up("--check", "--secrets-dir", str(secrets))
+    assert done.returncode == 2, done.stdout
+    path = secrets / "redis" / "password"
+    assert f"spec.cache.remote.redis.password: '{path}' is not there" in done.stderr
+    path.parent.mkdir(parents=True)
+    path.write_text("secret")
+    done = shell.up("--check", "--secrets-dir", str(secrets))
+    assert done.returncode == 0, done.stderr
+    assert "ignored" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

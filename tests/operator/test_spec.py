@@ -155,14 +155,18 @@ def test_settings_for_kubernetes_only_are_named_for_one_machine() -> None:
     cluster = spec.parse(
         manifest(
             engine={"image": "x", "replicas": 2},
-            cache={"disk": {"size": 1, "volumeClaimTemplate": {"a": 1}}, "ttl": "7d"},
+            cache={
+                "disk": {"size": 1, "volumeClaimTemplate": {"a": 1}},
+                "remote": {"redis": {"managed": {}}, "objectStore": {"url": "s3://bucket"}},
+                "ttl": "7d",
+            },
             security={},
         )
     )
     assert ignored_locally(cluster) == (
         "spec.engine.image",
         "spec.cache.disk.volumeClaimTemplate",
-        "spec.cache.ttl",
+        "spec.cache.remote.redis.managed",
         "spec.security",
     )
     assert ignored_locally(spec.parse(manifest())) == ()

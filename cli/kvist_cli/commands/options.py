@@ -20,6 +20,7 @@ def _machine(flag: str, cls: type[Options | Ports], name: str) -> Any:
 
 RunDir = Annotated[Path | None, _machine("--run-dir", Options, "run_dir")]
 ArenaDir = Annotated[Path, _machine("--arena-dir", Options, "arena_dir")]
+SecretsDir = Annotated[Path | None, _machine("--secrets-dir", Options, "secrets_dir")]
 Host = Annotated[str, _machine("--host", Options, "host")]
 PortRouter = Annotated[int, _machine("--port-router", Ports, "router")]
 PortRouterAdmin = Annotated[int, _machine("--port-router-admin", Ports, "router_admin")]

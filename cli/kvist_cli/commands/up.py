@@ -23,6 +23,7 @@ from kvist_cli.commands.options import (
     PortRouterAdmin,
     Restarts,
     RunDir,
+    SecretsDir,
     StopDeadline,
 )
 from kvist_cli.local import Cluster, Options
@@ -64,6 +65,7 @@ def up(
     ] = False,
     run_dir: RunDir = None,
     arena_dir: ArenaDir = Path("/dev/shm"),
+    secrets_dir: SecretsDir = None,
     host: Host = "127.0.0.1",
     port_router: PortRouter = names.PORT_ROUTER,
     port_router_admin: PortRouterAdmin = names.PORT_ROUTER_ADMIN,
@@ -84,6 +86,7 @@ def up(
     values = {
         "run_dir": run_dir,
         "arena_dir": arena_dir,
+        "secrets_dir": secrets_dir,
         "host": host,
         "ports": ports,
         "restarts": restarts,

@@ -33,6 +33,11 @@ class Options(Settings):
         default=None, description="folder of state, logs and sockets; default <state folder>/kvist/<name>"
     )
     arena_dir: Path = Field(default=Path("/dev/shm"), description="folder of arenas, on a memory file system")
+    secrets_dir: Path | None = Field(
+        default=None,
+        description="folder with a file NAME/KEY for each Secret that cache.remote names; default "
+        "<run folder>/secrets",
+    )
     host: str = Field(default="127.0.0.1", description="address that the router listens on")
     ports: Ports = Field(default=Ports(), description="first ports")
     restarts: int = Field(

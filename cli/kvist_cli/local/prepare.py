@@ -18,6 +18,7 @@ from kvist_cli.local.options import Options
 from kvist_cli.local.ports import check_ports
 from kvist_connector.errors import ConfigError
 from kvist_operator.plan import Target, cpu_target, cuda_target, make_plan
+from kvist_operator.plan.tiers import external_secrets
 from kvist_operator.render.local import Machine, Process, render
 from kvist_operator.spec import CacheCluster
 from kvist_operator.spec.checks import first_violation
@@ -115,9 +116,26 @@ def _render(
             python=sys.executable,
             model=str(model),
             lora=lora,
+            secrets=_secrets(cluster, options, run_dir),
             devices=() if cpu else machine.cuda_devices(environment),
         ),
     )
+
+
+def _secrets(cluster: CacheCluster, options: Options, run_dir: Path) -> dict[str, str]:
+    folder = run_dir / "secrets"
+    if options.secrets_dir is not None:
+        folder = folders.expanded(options.secrets_dir, "--secrets-dir").absolute()
+    found: dict[str, str] = {}
+    for token, secret in external_secrets(cluster).items():
+        path = folder / secret.ref.name / secret.ref.key
+        if not path.is_file():
+            raise ConfigError(
+                f"{secret.field}: '{path}' is not there: put the Secret's value into this file, or name "
+                "another folder with --secrets-dir"
+            )
+        found[token] = str(path)
+    return found
 
 
 def _target(cpu: bool) -> Target:

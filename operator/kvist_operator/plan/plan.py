@@ -43,8 +43,7 @@ def _agent(cluster: CacheCluster, target: Target) -> Program:
         arguments += ["--disk.path", "$(path.disk)", "--disk.size", str(cache.disk.size)]
         arguments += ["--disk.fsync", cache.disk.fsync]
         volumes.append(Volume(VolumeKind.DISK, cache.disk.size, cache.disk.path))
-    if target.shared_tiers:
-        arguments += shared_arguments(cluster)
+    arguments += shared_arguments(cluster, managed=target.managed_redis)
     return Program(
         role=Role.AGENT,
         module="kvist_connector",

@@ -18,7 +18,7 @@ class Target:
     device: Literal["cpu", "cuda"]
     engine_env: Mapping[str, str] = field(default_factory=dict)
     discovery: Literal["file", "kubernetes"] = "file"  # how the router learns of replicas
-    shared_tiers: bool = False  # whether agents can reach Redis and object store here
+    managed_redis: bool = False  # whether a Redis that the manifest wants managed runs here
 
 
 # Unbound threads, passive waiting: see cpu_target.
@@ -52,7 +52,7 @@ def kube_target(cluster: CacheCluster) -> Target:
     if not cuda:
         environment |= _cpu_environment(cores) if cores else dict(_UNBOUND)
     device: Literal["cpu", "cuda"] = "cuda" if cuda else "cpu"
-    return Target(device, environment, "kubernetes", shared_tiers=True)
+    return Target(device, environment, "kubernetes", managed_redis=True)
 
 
 def _cpu_environment(cores: int) -> dict[str, str]:

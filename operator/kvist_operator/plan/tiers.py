@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from kvist_operator.spec import CacheCluster
+from kvist_operator.spec.base import SecretRef
 from kvist_operator.spec.cache import ObjectStore, Redis
 
 
-def shared_arguments(cluster: CacheCluster) -> list[str]:
-    """Of Redis and object store; empty without them."""
+@dataclass(frozen=True)
+class SecretFile:
+    """A key of a Secret that a program reads as a file; `field` is where the manifest names it."""
+
+    field: str
+    ref: SecretRef
+
+
+def external_secrets(cluster: CacheCluster) -> Mapping[str, SecretFile]:
+    """What shared tiers outside the cluster need, by the token of the file's path."""
+    remote = cluster.spec.cache.remote
+    redis, store = remote.redis, remote.object_store
+    found = {
+        "path.redis-password": ("redis.password", redis.password if redis else None),
+        "path.redis-ca": ("redis.ca", redis.ca if redis else None),
+        "path.object-store-credentials": ("objectStore.credentials", store.credentials if store else None),
+    }
+    return {
+        token: SecretFile(f"spec.cache.remote.{field}", ref)
+        for token, (field, ref) in found.items()
+        if ref is not None
+    }
+
+
+def shared_arguments(cluster: CacheCluster, *, managed: bool) -> list[str]:
+    """Of Redis and object store; empty without them. `managed`: whether a managed Redis is run here."""
     cache = cluster.spec.cache
     arguments: list[str] = []
-    if cache.remote.redis is not None:
+    if cache.remote.redis is not None and (managed or cache.remote.redis.managed is None):
         arguments += _redis(cache.remote.redis, cache.ttl)
     if cache.remote.object_store is not None:
         arguments += _object_store(cache.remote.object_store)

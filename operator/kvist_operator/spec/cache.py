@@ -51,8 +51,8 @@ class Disk(Section):
     )
     volume_claim_template: Overlay | None = Field(
         default=None,
-        description="PersistentVolumeClaim spec, which cannot be changed later. Kubernetes only. "
-        "Default: none, an emptyDir.",
+        description="PersistentVolumeClaim spec with resources.requests.storage somewhat above size; it cannot "
+        "be added, changed or taken away later. Kubernetes only. Default: none, an emptyDir.",
     )
     retention: Retention = Field(
         default_factory=Retention,
@@ -72,7 +72,7 @@ class ManagedRedis(Section):
 
 
 class Redis(Section):
-    """Shared tier in Redis: managed or external. Kubernetes only so far."""
+    """Shared tier in Redis: managed or external."""
 
     model_config = rules(
         ("has(self.managed) != has(self.urls)", "give exactly one of managed and urls"),
@@ -82,7 +82,7 @@ class Redis(Section):
         ),
     )
 
-    managed: ManagedRedis | None = Field(default=None, description="Run one. Default: none.")
+    managed: ManagedRedis | None = Field(default=None, description="Run one. Kubernetes only. Default: none.")
     urls: Annotated[Items[RedisUrl], Field(max_length=64)] = Field(
         default=(),
         description="redis://[user@]host:port addresses of an external one, rediss:// with TLS; keys are "
@@ -103,7 +103,7 @@ class Redis(Section):
 
 
 class ObjectStore(Section):
-    """Shared tier in an object store. Kubernetes only so far."""
+    """Shared tier in an object store."""
 
     url: Annotated[str, StringConstraints(pattern=_BUCKET_URL, max_length=2048)] = Field(
         description="Bucket and prefix, such as s3://bucket/prefix."
@@ -113,7 +113,9 @@ class ObjectStore(Section):
     )
     region: Text | None = Field(default=None, description="Region of the bucket. Default: the server's own.")
     credentials: SecretRef | None = Field(
-        default=None, description="Secret with the credentials file. Default: the pod's identity."
+        default=None,
+        description="Secret with the credentials file: AWS credentials (s3), service account (gs), settings "
+        "(az). Default: the pod's identity.",
     )
 
 
@@ -172,7 +174,7 @@ class Cache(Section):
     )
     disk: Disk | None = Field(default=None, description="Disk tier of each replica. Default: none.")
     remote: Remote = Field(
-        default_factory=Remote, description="Shared tiers. Kubernetes only. Default: none."
+        default_factory=Remote, description="Tiers that all replicas share. Default: none."
     )
     compression: Compression = Field(
         default_factory=Compression, description="Of lower tiers. Default: none."
@@ -183,5 +185,7 @@ class Cache(Section):
         description="cost: recompute time saved per byte. lru: oldest use first. Default: cost.",
     )
     ttl: Duration | None = Field(
-        default=None, description="Age after which shared tiers drop a chunk. Kubernetes only. Default: none."
+        default=None,
+        description="Age after which Redis drops a chunk; an object store has lifecycle rules for that. "
+        "Default: none, never by age.",
     )
