@@ -13,6 +13,7 @@ import yaml
 
 from kvist_connector.settings import validate
 from kvist_operator.control.resources import OPTIONAL_KINDS, managed
+from kvist_operator.render.kube import MANAGER
 from kvist_operator.settings import OperatorSettings
 
 ROOT = Path(__file__).parents[2]
@@ -159,6 +160,11 @@ def test_its_pods_are_restricted(helm: str, name: str) -> None:
         for container in body["containers"]:
             assert container["securityContext"]["readOnlyRootFilesystem"] is True
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_clusters_admit_the_operators_pods_by_their_label(helm: str) -> None:
+    (deployment,) = of_kind(objects(helm, []), "Deployment")
+    assert deployment["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"] == MANAGER
 
 
 def test_a_digest_wins_over_the_tag(helm: str) -> None:

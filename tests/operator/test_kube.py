@@ -92,6 +92,18 @@ def test_every_object_has_the_form_that_kubernetes_expects(path: Path) -> None:
         validate.validate(item, "1.33", strict=True)
 
 
+def test_the_autoscaler_of_the_examples_scales_a_cluster_of_them() -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    scaler = yaml.safe_load((ROOT / "examples" / "autoscaler" / "engines.yaml").read_text())
+    validate.validate(scaler, "1.33", strict=True)
+    target = scaler["spec"]["scaleTargetRef"]
+    assert target == {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": spec.load(ROOT / "examples" / "hpa.yaml").name,
+    }
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_every_pod_is_restricted(path: Path) -> None:
     for body in pods(rendered(spec.load(path))):

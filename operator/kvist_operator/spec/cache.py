@@ -51,8 +51,8 @@ class Disk(Section):
     )
     volume_claim_template: Overlay | None = Field(
         default=None,
-        description="PersistentVolumeClaim spec with resources.requests.storage somewhat above size; it cannot "
-        "be added, changed or taken away later. Kubernetes only. Default: none, an emptyDir.",
+        description="PersistentVolumeClaim spec with resources.requests.storage somewhat above size; it "
+        "cannot be added, changed or taken away later. Kubernetes only. Default: none, an emptyDir.",
     )
     retention: Retention = Field(
         default_factory=Retention,

@@ -73,17 +73,17 @@ def devices_match(cluster: CacheCluster, facts: Facts) -> Violation | None:
 
 
 def claim_holds_disk(cluster: CacheCluster, facts: Facts) -> Violation | None:
-    """A disk tier larger than its volume evicts by 'no space left'."""
+    """A disk tier larger than its volume evicts by 'no space left'; a claim's size cannot change."""
     disk = cluster.spec.cache.disk
     if disk is None or disk.volume_claim_template is None:
         return None
     resources = disk.volume_claim_template.get("resources")
     requests = resources.get("requests") if isinstance(resources, dict) else None
     storage = requests.get("storage") if isinstance(requests, dict) else None
-    if storage is None:
-        return None
     field = "spec.cache.disk.volumeClaimTemplate.resources.requests.storage"
     need = format_quantity(_round_up(disk.size + disk.size // 50))
+    if storage is None:
+        return Violation(field, "nothing", "a claim needs a size", f"set at least {need}")
     try:
         holds = parse_quantity(storage) >= disk.size
     except ValueError as error:

@@ -48,7 +48,8 @@ class Model(Section):
 
     name: Text = Field(
         description="A local folder, a Hugging Face name such as HuggingFaceTB/SmolLM2-135M-Instruct, "
-        "or demo/SmolLM2-135M-Instruct (converted from a Python package, no download)."
+        "or demo/SmolLM2-135M-Instruct (converted from a Python package, no download). On Kubernetes every "
+        "engine pod fetches a Hugging Face name into its scratch space, unless volume holds the model."
     )
     revision: Text | None = Field(
         default=None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from kvist_connector.quantity import format_quantity
 from kvist_operator.plan import Program, VolumeKind, fill
 from kvist_operator.render.kube.context import Context
 from kvist_operator.render.kube.meta import Object
@@ -110,7 +109,6 @@ def disk_claims(cluster: CacheCluster) -> dict[str, Any]:
         return {}
     body = dict(disk.volume_claim_template)
     body.setdefault("accessModes", ["ReadWriteOnce"])
-    body.setdefault("resources", {"requests": {"storage": format_quantity(disk.size + disk.size // 16)}})
     retention = disk.retention
     return {
         "volumeClaimTemplates": [{"metadata": {"name": "disk"}, "spec": body}],
