@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor
 
 from aiohttp import web
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 class Agent:
     """`parts` exist after `start`."""
 
-    def __init__(self, settings: AgentSettings, threads: Executor, token: str | None) -> None:
+    def __init__(self, settings: AgentSettings, threads: Executor, token: Callable[[], str] | None) -> None:
         self._settings = settings
         self._threads = threads
         self.supervisor = Supervisor()

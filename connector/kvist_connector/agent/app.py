@@ -11,15 +11,16 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from aiohttp import web
 
 from kvist_connector import __version__, names
 from kvist_connector import settings as configuration
 from kvist_connector.agent.agent import Agent
+from kvist_connector.agent.control_socket import ControlSocket
 from kvist_connector.agent.limits import allow_open_files
 from kvist_connector.agent.settings import AgentSettings
+from kvist_connector.agent.token_file import TokenFile
 from kvist_connector.errors import ConfigError
 
 _EXAMPLES = """examples:
@@ -61,17 +62,20 @@ def run(arguments: Sequence[str]) -> int:
 
 async def _serve(settings: AgentSettings) -> int:
     allow_open_files()
-    token = _read_token(settings.http.token_file)
+    token = TokenFile(settings.http.token_file) if settings.http.token_file is not None else None
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="bytes") as threads:
         agent = Agent(settings, threads, token)
+        control = ControlSocket(settings.socket)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, agent.supervisor.stopping.set)
         runner = web.AppRunner(agent.application(), access_log=None, handler_cancellation=True)
         try:
+            control.check()
             agent.claim()
             await runner.setup()
             port = await _listen(runner, settings)
+            await control.listen(runner)
             await agent.start()
             _announce(settings, port)
             await agent.supervisor.stopping.wait()
@@ -79,6 +83,7 @@ async def _serve(settings: AgentSettings) -> int:
         finally:
             agent.end_streams()
             await runner.cleanup()
+            control.remove()
             await agent.close()
     return _EXIT_FAILED if agent.supervisor.failed else 0
 
@@ -101,17 +106,3 @@ def _announce(settings: AgentSettings, port: int) -> None:
         f"http=http://{settings.http.host}:{port} at={time.time():.3f}\n"
     )
     sys.stdout.flush()
-
-
-def _read_token(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        token = path.read_text().strip()
-    except OSError as error:
-        raise ConfigError(f"http.token_file: {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"http.token_file: {path} is not text: put the bearer token into it") from error
-    if not token:
-        raise ConfigError(f"http.token_file: {path} is empty: put the bearer token into it")
-    return token

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from kvist_connector.agent.core import Core
+from kvist_connector.agent.drain import MAX_DEADLINE, AcknowledgeBody, Drain, DrainBody, Left
 from kvist_connector.agent.gpu_index import GpuIndex
 from kvist_connector.agent.lower import LowerTier
 from kvist_connector.agent.totals import Totals
@@ -56,7 +57,9 @@ class Controls:
         writebehind: WriteBehind,
         gpu: GpuIndex,
         totals: Totals,
+        drain: Drain,
     ) -> None:
+        self._drain = drain
         self._core = core
         self._lower = lower
         self._writebehind = writebehind
@@ -106,6 +109,24 @@ class Controls:
             "pending_bytes": self._writebehind.pending_bytes,
         }
 
+    async def drain(self, body: dict[str, Any]) -> Left:
+        """Begin a drain and wait for it, or take it back."""
+        asked = _typed(body, DrainBody)
+        if not 0 <= asked.deadline <= MAX_DEADLINE:
+            raise RequestError(f"{asked.deadline} is not within 0 to {MAX_DEADLINE:.0f} seconds", "deadline")
+        return self._drain.undo() if asked.undo else await self._drain.drain(asked.deadline)
+
+    def draining(self) -> Left:
+        """What a drain waits for."""
+        return self._drain.left()
+
+    def acknowledge(self, body: dict[str, Any]) -> dict[str, bool]:
+        """A router sends no more."""
+        asked = _typed(body, AcknowledgeBody)
+        if asked.in_flight < 0:
+            raise RequestError(f"{asked.in_flight} is no number of requests", "in_flight")
+        return {"counted": self._drain.acknowledge(asked.reader, asked.in_flight)}
+
     def stats(self) -> dict[str, Any]:
         """Counts and bytes for people and tests."""
         core = self._core
@@ -113,6 +134,7 @@ class Controls:
         tiers = (Tier.MEMORY, *self._lower)
         return {
             "epoch": core.epoch,
+            "draining": core.draining,
             "memory_bytes": core.memory.size,
             "chunk_bytes": core.memory.chunk_bytes,
             "tiers": {tier.label: self._tier(tier) for tier in tiers},

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import json
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,7 @@ class NotReady(Exception):  # noqa: N818 - a state, not a fault
 class Api:
     """Routes of one agent."""
 
-    def __init__(self, status: Status, metrics: Callable[[], bytes], token: str | None) -> None:
+    def __init__(self, status: Status, metrics: Callable[[], bytes], token: Callable[[], str] | None) -> None:
         self._parts: tuple[Controls, Feed] | None = None
         self._status = status
         self._metrics = metrics
@@ -61,6 +62,9 @@ class Api:
                 web.post(names.PATH_LOOKUP, self._lookup),
                 web.post(names.PATH_CLEAR, self._clear),
                 web.post(names.PATH_FLUSH, self._flush),
+                web.post(names.PATH_DRAIN, self._drain),
+                web.get(names.PATH_DRAIN, self._draining),
+                web.post(names.PATH_DRAIN_ACKNOWLEDGE, self._acknowledge),
                 web.get(names.PATH_STATS, self._stats),
             ]
         )
@@ -81,9 +85,9 @@ class Api:
 
     @web.middleware
     async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if self._token is not None and request.path not in _OPEN_PATHS:
+        if self._token is not None and request.path not in _OPEN_PATHS and not _local(request):
             given = request.headers.get("Authorization", "").encode()
-            if not hmac.compare_digest(given, b"Bearer " + self._token.encode()):
+            if not hmac.compare_digest(given, b"Bearer " + self._token().encode()):
                 return _error(401, "missing or wrong bearer token", "Authorization")
         return await handler(request)
 
@@ -107,6 +111,15 @@ class Api:
     async def _flush(self, request: web.Request) -> web.Response:
         return _json(await self._controls.flush(await _body(request)))
 
+    async def _drain(self, request: web.Request) -> web.Response:
+        return _json(await self._controls.drain(await _body(request)))
+
+    async def _draining(self, _: web.Request) -> web.Response:
+        return _json(self._controls.draining())
+
+    async def _acknowledge(self, request: web.Request) -> web.Response:
+        return _json(self._controls.acknowledge(await _body(request)))
+
     async def _stats(self, _: web.Request) -> web.Response:
         return _json(self._controls.stats())
 
@@ -115,7 +128,7 @@ class Api:
         if not 0 < len(name) <= 128:
             raise RequestError("give each reader a name of 1 to 128 characters", "reader")
         feed = self._require()[1]
-        reader = feed.open(name)
+        reader = feed.open(name, acknowledges=request.query.get("acknowledges") == "1")
         if reader is None:
             return _error(503, "too many readers", "reader")
         response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE})
@@ -128,6 +141,12 @@ class Api:
         finally:
             feed.leave(name, reader)
         return response
+
+
+def _local(request: web.Request) -> bool:
+    """Whether it came over the Unix socket, which only our own user can open."""
+    found = request.get_extra_info("socket")
+    return found is not None and found.family == socket.AF_UNIX
 
 
 @web.middleware

@@ -121,6 +121,7 @@ class _StateCollector(Collector):
             ("pending_loads", "Requests waiting for lower tiers", core.loader.pending),
             ("write_behind_pending_bytes", "Bytes not yet written", self._writebehind.pending_bytes),
             ("gpu_prefixes", "Prefix keys known on the GPU", len(self._gpu)),
+            ("draining", "1 while this replica is being drained", int(core.draining)),
             ("gpu_known", "1 when GPU residency is known", int(self._gpu.known)),
             ("loop_stall_p99_seconds", "How late the event loop was, 99th percentile", self._stall()),
         ):

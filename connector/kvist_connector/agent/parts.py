@@ -11,6 +11,7 @@ from kvist_connector.agent.busy import Busy
 from kvist_connector.agent.catalog import Catalog, Chunk
 from kvist_connector.agent.controls import Controls
 from kvist_connector.agent.core import Core, Hooks
+from kvist_connector.agent.drain import Drain
 from kvist_connector.agent.feed import Feed, View
 from kvist_connector.agent.finder import Finder
 from kvist_connector.agent.gpu_events import GpuEvents
@@ -30,7 +31,7 @@ from kvist_connector.agent.supervise import Supervisor
 from kvist_connector.agent.totals import Totals
 from kvist_connector.agent.writebehind import WriteBehind
 from kvist_connector.planner import PrefillModel
-from kvist_connector.protocol.engine import Layout, RequestRecord
+from kvist_connector.protocol.engine import EngineLoad, Layout, RequestRecord
 from kvist_connector.protocol.feed import FEED_VERSION, Opening, TierSpeed
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.tiers.envelope import EnvelopeStore
@@ -98,10 +99,12 @@ def build(
     gpu, feed = _index_and_feed(settings, core, lower)
     events = GpuEvents(settings.kv_events, settings.kv_events_replay, gpu) if settings.kv_events else None
     totals = Totals()
-    core.hooks = _hooks(core, lower, writebehind, gpu, events, feed, totals, connections_changed)
+    drain = Drain(core, feed, writebehind, lambda: gpu.known)
+    feed.on_reader = drain.reader_changed
+    core.hooks = _hooks(core, lower, writebehind, gpu, events, feed, totals, drain, connections_changed)
     catalog.on_change = feed.change
     members.on_free = core.room_changed
-    controls = Controls(core, lower, writebehind, gpu, totals)
+    controls = Controls(core, lower, writebehind, gpu, totals, drain)
     return Parts(
         core, memory, catalog, lower, loader, writebehind, members, gpu, events, feed, totals, controls
     )
@@ -143,7 +146,7 @@ def _index_and_feed(
     settings: AgentSettings, core: Core, lower: dict[Tier, LowerTier]
 ) -> tuple[GpuIndex, Feed]:
     gpu = GpuIndex(
-        lambda key, added: feed.change(Tier.GPU, key, added), lambda known: feed.state(known, draining=False)
+        lambda key, added: feed.change(Tier.GPU, key, added), lambda known: feed.state(known, core.draining)
     )
     view = View(
         opening=lambda: _opening(settings.replica, core, gpu),
@@ -165,6 +168,7 @@ def _hooks(
     events: GpuEvents | None,
     feed: Feed,
     totals: Totals,
+    drain: Drain,
     connections_changed: Callable[[], None],
 ) -> Hooks:
     def layout_changed(layout: Layout) -> None:
@@ -187,12 +191,17 @@ def _hooks(
 
     def connections() -> None:
         feed.connection_changed()
+        drain.notice()
         connections_changed()
+
+    def loaded(load: EngineLoad) -> None:
+        feed.load(load)
+        drain.notice()
 
     return Hooks(
         committed=writebehind.add,
         record=recorded,
-        load=feed.load,
+        load=loaded,
         engine=engine_arrived,
         layout=layout_changed,
         forgotten=forgotten,
@@ -228,7 +237,7 @@ def _opening(replica: str, core: Core, gpu: GpuIndex) -> Opening:
         chunk_tokens=layout.chunk_tokens if layout is not None else 0,
         block_tokens=layout.block_tokens if layout is not None else 0,
         gpu_known=gpu.known,
-        draining=False,
+        draining=core.draining,
     )
 
 
