@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from importlib.metadata import version
 
 import aiohttp
@@ -144,7 +145,7 @@ async def operating(settings: OperatorSettings, bare: Api, programs: Programs) -
         operator.running(),
     ):
         _log.info("%s: health checks and metrics on port %s", identity, port)
-        yield operator
+        yield replace(operator, port=port)
 
 
 def terms(settings: OperatorSettings, identity: str) -> LeaseTerms:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import aiohttp
 
 from kvist_connector import names
+from kvist_connector.protocol.tiers import Tier
 from kvist_operator.control.errors import NoAnswer
 from kvist_operator.control.pods import Pod
 from kvist_operator.control.views import RouterView, router_view
+
+SHARED: Final = (Tier.REDIS.label, Tier.OBJECT.label)
 
 
 class Programs(Protocol):
@@ -26,6 +29,10 @@ class Programs(Protocol):
 
     async def drain(self, pod: Pod, token: str, *, undo: bool = False) -> bool:
         """Begin or take back the drain of an engine; True when nothing is left. Raises NoAnswer."""
+        ...
+
+    async def tiers(self, pod: Pod, token: str) -> dict[str, str]:
+        """Shared tiers of an engine: name -> why its last operation failed, else "". Raises NoAnswer."""
         ...
 
 
@@ -46,11 +53,20 @@ class HttpPrograms:
     async def drain(self, pod: Pod, token: str, *, undo: bool = False) -> bool:
         """As Programs."""
         url = _base(pod, "agent", names.PORT_AGENT) + names.PATH_DRAIN
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        left = await self._ask("POST", url, headers, {"deadline": 0.0, "undo": undo})
+        left = await self._ask("POST", url, _bearer(token), {"deadline": 0.0, "undo": undo})
         if not isinstance(left, dict):
             raise NoAnswer(f"{pod.name}: its answer is not that of an agent")
         return not (left.get("routers") or left.get("requests") or left.get("chunks"))
+
+    async def tiers(self, pod: Pod, token: str) -> dict[str, str]:
+        """As Programs."""
+        url = _base(pod, "agent", names.PORT_AGENT) + names.PATH_STATS
+        stats = await self._ask("GET", url, _bearer(token))
+        try:
+            found = {tier: stats["tiers"].get(tier) for tier in SHARED}
+            return {tier: str(item["problem"]) for tier, item in found.items() if item is not None}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise NoAnswer(f"{pod.name}: its answer is not that of an agent") from error
 
     async def _ask(
         self,
@@ -71,6 +87,10 @@ class HttpPrograms:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             reason = f"no answer within {self._deadline:g} s" if isinstance(error, TimeoutError) else error
             raise NoAnswer(f"{method} {url}: {reason or type(error).__name__}") from error
+
+
+def _bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _base(pod: Pod, port: str, otherwise: int) -> str:

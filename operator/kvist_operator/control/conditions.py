@@ -107,15 +107,29 @@ def _backend(snapshot: Snapshot) -> Condition:
     remote = snapshot.cluster.spec.cache.remote
     if remote.redis is None and remote.object_store is None:
         return Condition(Type.BACKEND, True, reasons.NOT_CONFIGURED, "no shared tier is configured")
-    found = snapshot.child((STATEFUL_SETS, f"{snapshot.name}-redis"))
-    if remote.redis is None or remote.redis.managed is None:
-        return Condition(Type.BACKEND, True, reasons.REACHABLE, "the shared tier is outside of this cluster")
-    ready = (found.get("status") or {}).get("readyReplicas", 0) if found is not None else 0
-    wanted = remote.redis.managed.replicas
-    counts = f"{ready} of {wanted} Redis pods are ready"
-    if found is not None and ready >= wanted:
-        return Condition(Type.BACKEND, True, reasons.REACHABLE, counts)
-    return Condition(Type.BACKEND, False, reasons.BACKEND_LOST, f"{counts}; engines go on with local tiers")
+    lost = _lost_tier(snapshot)
+    if lost:
+        return Condition(Type.BACKEND, False, reasons.BACKEND_LOST, f"{lost}; engines go on with local tiers")
+    if remote.redis is not None and remote.redis.managed is not None:
+        found = snapshot.child((STATEFUL_SETS, f"{snapshot.name}-redis"))
+        ready = (found.get("status") or {}).get("readyReplicas", 0) if found is not None else 0
+        wanted = remote.redis.managed.replicas
+        counts = f"{ready} of {wanted} Redis pods are ready"
+        if ready < wanted:
+            message = f"{counts}; engines go on with local tiers"
+            return Condition(Type.BACKEND, False, reasons.BACKEND_LOST, message)
+    if not snapshot.tiers:
+        return Condition(Type.BACKEND, None, reasons.NOT_ASKED, "no agent could be asked")
+    return Condition(Type.BACKEND, True, reasons.REACHABLE, "the shared tier answers")
+
+
+def _lost_tier(snapshot: Snapshot) -> str:
+    """A tier of which every agent that answers says that its last operation failed."""
+    for tier in sorted({tier for found in snapshot.tiers.values() for tier in found}):
+        said = [found[tier] for found in snapshot.tiers.values() if tier in found]
+        if all(said):
+            return f"{tier}: {said[0]}"
+    return ""
 
 
 def _router(snapshot: Snapshot) -> Condition:

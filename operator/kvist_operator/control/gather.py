@@ -68,10 +68,23 @@ class Gatherer:
         }
         now = self.now()
         pods = tuple(pod_of(obj, _component(obj), now) for obj in listed_pods)
-        views = await self._views(pods)
-        drains = await self._drains(cluster, namespace, pods, listed_pods, now)
-        missing = await self._missing_secrets(namespace, cluster)
-        return Snapshot(raw, cluster, children, pods, now, kinds, views, drains, missing)
+        begun = {obj["metadata"]["name"]: at for obj in listed_pods if (at := drain_begun(obj)) is not None}
+        token = ""
+        if begun or shared_tiers(cluster):
+            token = await self.token(namespace, token_reference(cluster))
+        return Snapshot(
+            raw=raw,
+            cluster=cluster,
+            children=children,
+            pods=pods,
+            now=now,
+            kinds=kinds,
+            views=await self._views(pods),
+            drains=await self._drains(cluster, pods, begun, now, token),
+            missing_secrets=await self._missing_secrets(namespace, cluster),
+            tiers=await ask_tiers(self._programs, cluster, pods, token),
+            token=token,
+        )
 
     async def optional_kinds(self) -> frozenset[str]:
         """Optional kinds that this API server has, asked again from time to time."""
@@ -103,15 +116,11 @@ class Gatherer:
     async def _drains(
         self,
         cluster: CacheCluster,
-        namespace: str,
         pods: Iterable[Pod],
-        raw: Iterable[Object],
+        begun: Mapping[str, datetime.datetime],
         now: datetime.datetime,
+        token: str,
     ) -> dict[str, Drain]:
-        begun = {obj["metadata"]["name"]: at for obj in raw if (at := drain_begun(obj)) is not None}
-        if not begun:
-            return {}
-        token = await self.token(namespace, token_reference(cluster))
         limit = cluster.spec.engine.drain_deadline
         found = {}
         for pod in pods:
@@ -143,6 +152,30 @@ class Gatherer:
         if key not in (secret.get("data") or {}):
             return f"{field}: Secret {name} has no key {key!r}: add it"
         return ""
+
+
+def shared_tiers(cluster: CacheCluster) -> bool:
+    """Whether there are tiers whose state only the agents know."""
+    remote = cluster.spec.cache.remote
+    return cluster.spec.cache.enabled and (remote.redis is not None or remote.object_store is not None)
+
+
+async def ask_tiers(
+    programs: Programs, cluster: CacheCluster, pods: Iterable[Pod], token: str
+) -> dict[str, dict[str, str]]:
+    """What the agents of serving engines say of shared tiers; those that do not answer are left out."""
+    asked = [pod for pod in pods if pod.component == ENGINE and pod.serving and not pod.terminating]
+    if not shared_tiers(cluster):
+        return {}
+    answers = await asyncio.gather(*(_tiers(programs, pod, token) for pod in asked))
+    return {pod.name: found for pod, found in zip(asked, answers, strict=True) if found is not None}
+
+
+async def _tiers(programs: Programs, pod: Pod, token: str) -> dict[str, str] | None:
+    try:
+        return await programs.tiers(pod, token)
+    except NoAnswer:
+        return None
 
 
 def token_reference(cluster: CacheCluster) -> SecretRef:

@@ -1,4 +1,4 @@
-"""Asks the routers of settled clusters from time to time, without the API server. Called by app.py.
+"""Asks routers and agents of settled clusters from time to time, without the API server. Called by app.py.
 
 A router that loses or finds an engine changes no Kubernetes object; this notices it, and that figures moved.
 """
@@ -12,6 +12,7 @@ from dataclasses import replace
 from kvist_operator.control.api import Key
 from kvist_operator.control.ask import Programs
 from kvist_operator.control.errors import NoAnswer
+from kvist_operator.control.gather import ask_tiers
 from kvist_operator.control.pods import Pod
 from kvist_operator.control.reconcile import Memory
 from kvist_operator.control.snapshot import ROUTER, Snapshot
@@ -48,8 +49,10 @@ class RouterPoll:
             return
         pods = [pod for pod in snapshot.of(ROUTER) if pod.name in snapshot.views]
         views = {pod.name: await self._ask(pod) for pod in pods}
+        tiers = await ask_tiers(self._programs, snapshot.cluster, snapshot.pods, snapshot.token)
         due = self._clock() - memory.written_at >= FIGURES_SECONDS
-        if sees_otherwise(snapshot, views) or (due and counts_otherwise(snapshot, views)):
+        seen = sees_otherwise(snapshot, views) or tiers != snapshot.tiers
+        if seen or (due and counts_otherwise(snapshot, views)):
             self._add(key)
 
     async def _ask(self, pod: Pod) -> RouterView:

@@ -13,6 +13,7 @@ ALL_READY: Final = "AllReady"
 MIRRORING: Final = "Mirroring"
 NOT_CONFIGURED: Final = "NotConfigured"
 REACHABLE: Final = "Reachable"
+NOT_ASKED: Final = "NotAsked"
 SERVING: Final = "Serving"
 AS_EXPECTED: Final = "AsExpected"
 SETTLED: Final = "Settled"
@@ -58,6 +59,7 @@ MEANING: Final[Mapping[str, str]] = {
     MIRRORING: "Every router mirrors what every ready engine holds, and renders the engine's exact tokens.",
     NOT_CONFIGURED: "The spec names no shared tier.",
     REACHABLE: "The shared tier answers.",
+    NOT_ASKED: "No agent could be asked about the shared tier: no engine serves yet, or none answers.",
     SERVING: "A request through the router is answered by the current generation.",
     AS_EXPECTED: "Nothing needs attention.",
     SETTLED: "Nothing is being changed.",

@@ -44,6 +44,7 @@ class Operator:
     workers: Workers
     loops: Loops
     metrics: Metrics
+    port: int = 0  # of health checks and metrics
 
     def problem(self) -> str:
         """Why this process should be restarted; empty when it need not."""

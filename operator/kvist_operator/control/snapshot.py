@@ -30,6 +30,10 @@ class Snapshot:
     views: Mapping[str, RouterView] = field(default_factory=dict)  # by router pod
     drains: Mapping[str, Drain] = field(default_factory=dict)  # by engine pod
     missing_secrets: tuple[str, ...] = ()
+    tiers: Mapping[str, Mapping[str, str]] = field(
+        default_factory=dict
+    )  # by engine pod: problems of shared tiers
+    token: str = field(default="", repr=False)  # of the agents, read only where they are asked
 
     @property
     def namespace(self) -> str:

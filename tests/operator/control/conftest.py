@@ -65,6 +65,7 @@ class FakePrograms:
         self.drained: set[str] = set()
         self.no_agent: set[str] = set()
         self.tokens: list[str] = []
+        self.redis_problems: dict[str, str] = {}
 
     async def router(self, pod: Pod) -> RouterView:
         if self.silent:
@@ -75,6 +76,11 @@ class FakePrograms:
             if condition(obj, "ContainersReady") == "True"
         }
         return RouterView("", replicas, self.tokens_problem, self.figures)
+
+    async def tiers(self, pod: Pod, token: str) -> dict[str, str]:
+        if pod.name in self.no_agent:
+            raise NoAnswer(f"{pod.name} is silent")
+        return {"redis": self.redis_problems.get(pod.name, "")}
 
     async def drain(self, pod: Pod, token: str, *, undo: bool = False) -> bool:
         self.tokens.append(token)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvist_operator.control.errors import ApiError, Conflict, Invalid, NotFound, TooMany
@@ -38,6 +38,7 @@ class FakeApi:
         self._resources = {*known, CLUSTERS, PODS, SECRETS, EVENTS, LEASES}
         self._objects: dict[_Place, Object] = {}
         self._owned: dict[tuple[_Place, str], set[merge.Path]] = {}
+        self._others: dict[_Place, set[merge.Path]] = {}  # fields that somebody else set, or set too
         self._version = itertools.count(1)
         self.reject: Callable[[Object], str | None] = lambda obj: None
         self.protected: set[str] = set()  # pods that a disruption budget keeps
@@ -74,13 +75,14 @@ class FakeApi:
         if live is not None:
             _same_uid(live, obj)
         wished = _part(obj, subresource)
-        owned = merge.owned(wished)
-        before = self._owned.get((place, subresource), set())
-        base = live if live is not None else {"metadata": {}}
-        result = merge.apply(base, wished, before - owned)
+        owned, base = merge.leaves(wished), live if live is not None else {"metadata": {}}
+        before, others = self._owned.get((place, subresource), set()), self._others.get(place, set())
+        result = merge.apply(base, wished, before - owned.keys() - others)
         if dry_run:
             return copy.deepcopy(result)
-        self._owned[place, subresource] = owned
+        self._owned[place, subresource] = set(owned)
+        held = merge.leaves(base)
+        self._others[place] = {path for path in others if path not in owned or held.get(path) == owned[path]}
         self.on_write("patch", resource, obj)
         return self._store(place, result)
 
@@ -104,7 +106,7 @@ class FakeApi:
         if version not in (None, live["metadata"]["resourceVersion"]):
             raise Conflict(f"{place[2]!r} has been modified", 409)
         self.on_write("update", resource, obj)
-        return self._store(place, _clean(obj))
+        return self._written_by_other(place, _clean(obj))
 
     async def patch(
         self, resource: Resource, namespace: str, name: str, patch: Object, *, subresource: str = ""
@@ -117,7 +119,7 @@ class FakeApi:
             raise NotFound(f"{resource.plural} {name!r} not found", 404)
         _same_uid(live, patch)
         self.on_write("patch", resource, patch)
-        return self._store(place, merge.apply(live, patch, set()))
+        return self._written_by_other(place, merge.apply(live, patch, set()))
 
     async def delete(self, resource: Resource, obj: Object) -> bool:
         """As Api."""
@@ -153,14 +155,13 @@ class FakeApi:
 
     def put(self, resource: Resource, obj: Object) -> Object:
         """Write an object as somebody else, with status and all; returns it as stored."""
-        place = _place(resource, obj)
-        return self._store(place, copy.deepcopy(obj))
+        return self._written_by_other(_place(resource, obj), copy.deepcopy(obj))
 
     def read(self, resource: Resource, namespace: str, name: str) -> Object | None:
         """An object, uncounted."""
         return copy.deepcopy(self._objects.get((resource, namespace, name)))
 
-    def all(self, resource: Resource) -> list[Object]:
+    def all(self, resource: Resource) -> Sequence[Object]:
         """Every object of a kind."""
         return [copy.deepcopy(obj) for place, obj in sorted(self._objects.items()) if place[0] == resource]
 
@@ -168,9 +169,16 @@ class FakeApi:
         """Delete an object, and what it owns, as the garbage collector does."""
         gone = self._objects.pop((resource, namespace, name))
         self._owned = {key: value for key, value in self._owned.items() if key[0] in self._objects}
+        self._others.pop((resource, namespace, name), None)
         uid = gone["metadata"]["uid"]
         for kind, space, child in [place for place, obj in self._objects.items() if _owned_by(obj, uid)]:
             self.remove(kind, space, child)
+
+    def _written_by_other(self, place: _Place, obj: Object) -> Object:
+        held = merge.leaves(self._objects.get(place, {}))
+        changed = {path for path, value in merge.leaves(obj).items() if held.get(path) != value}
+        self._others[place] = self._others.get(place, set()) | changed
+        return self._store(place, obj)
 
     def _served(self, resource: Resource) -> None:
         if resource not in self._resources:

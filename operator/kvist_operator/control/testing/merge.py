@@ -32,14 +32,15 @@ def apply(live: dict[str, Any], wished: dict[str, Any], dropped: set[Path]) -> d
     return result
 
 
-def owned(value: Any, name: str = "", prefix: Path = ()) -> set[Path]:
-    """Paths of all leaves of an applied object."""
+def leaves(value: Any, name: str = "", prefix: Path = ()) -> dict[Path, Any]:
+    """Path -> value of all leaves of an object: what an apply of it owns."""
     if isinstance(value, dict) and value:
-        return set().union(*(owned(inner, key, (*prefix, key)) for key, inner in value.items()))
-    if isinstance(value, list) and value and _keyed(name, value):
-        key = LIST_KEYS[name]
-        return set().union(*(owned(item, "", (*prefix, f"[{item[key]}]")) for item in value))
-    return {prefix}
+        parts = [leaves(inner, key, (*prefix, key)) for key, inner in value.items()]
+    elif isinstance(value, list) and value and _keyed(name, value):
+        parts = [leaves(item, "", (*prefix, f"[{item[LIST_KEYS[name]]}]")) for item in value]
+    else:
+        return {prefix: value}
+    return {path: leaf for part in parts for path, leaf in part.items()}
 
 
 def _keyed(name: str, value: list[Any]) -> bool:
