@@ -32,6 +32,8 @@ _EXPECTED: Final = {
     "dict_type": "a mapping is expected",
     "model_type": "a mapping is expected",
 }
+# Type of a PydanticCustomError whose value must not be shown: it holds a secret.
+WITHHELD: Final = "withheld"
 S = TypeVar("S", bound=BaseModel)
 
 
@@ -124,6 +126,8 @@ def _explain(cls: type[BaseModel], item: Any, where: str) -> str:
         return f"{full}: no such field{nearest(str(item['loc'][-1]), names)}"
     if item["type"] == "missing":
         return f"{full}: required, but not given"
+    if item["type"] == WITHHELD:
+        return f"{full}: {item['msg']}"
     message = _EXPECTED.get(item["type"]) or item["msg"].removeprefix("Value error, ")
     # What is wrong with all of it together names its fields itself.
     return f"{full}: {brief(item['input'])} is not valid: {message}" if full else message

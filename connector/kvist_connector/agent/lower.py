@@ -91,6 +91,10 @@ class LowerTier(ABC):
         """`drop_all`, and wait for it; chunks and bytes removed. Raises TierError."""
 
     @abstractmethod
+    async def confirm(self, key: bytes) -> bool:
+        """Whether a chunk that the books say is there really is; they are corrected."""
+
+    @abstractmethod
     def _lost(self, key: bytes) -> None:
         """A read failed though the chunk may still be there."""
 

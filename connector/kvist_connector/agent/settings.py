@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from kvist_connector import names
 from kvist_connector.quantity import Quantity
-from kvist_connector.settings import FileLocation, Settings
+from kvist_connector.settings import WITHHELD, FileLocation, Settings
 
 OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "file")
 # What a subscriber can connect to; ZMQ itself says no more than "invalid argument".
@@ -30,7 +31,9 @@ def _is_loopback(host: str) -> bool:
 def _redis_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.password is not None:
-        raise ValueError("a password in an address is seen by everybody: put it into redis.password_file")
+        raise PydanticCustomError(
+            WITHHELD, "a password in an address is seen by everybody: put it into redis.password_file"
+        )
     where = parts.path if parts.scheme == "unix" else parts.hostname
     if parts.scheme not in ("redis", "rediss", "unix") or not where or parts.port == 0:
         raise ValueError("give redis://[user@]host:port/db, rediss://... for TLS, or unix:///path")

@@ -121,6 +121,15 @@ class SharedTier(LowerTier):
             self._clearing.cancel()
         await super().close()
 
+    async def confirm(self, key: bytes) -> bool:
+        """See LowerTier; without an answer the books are believed."""
+        (answer,) = await self._store.sizes(self._fingerprint, [key])
+        if isinstance(answer, Exception):
+            self._failed("ask_failed", answer)
+        if answer is None:
+            self._catalog.leave_below(self.tier, key)
+        return answer is not None
+
     async def _write(self, chunk: Chunk, parts: Sequence[memoryview], fingerprint: bytes) -> bool:
         if self.closed:
             raise TierError("the tier is being cleared")
@@ -136,18 +145,17 @@ class SharedTier(LowerTier):
         """Leading keys that are there in the size of a chunk."""
         wanted = self._chunk_bytes() + HEADER_BYTES
         self.counts["asked"] += 1
-        for position, size in enumerate(await self._store.sizes(self._fingerprint, keys)):
+        here: list[bool] = []
+        for key, size in zip(keys, await self._store.sizes(self._fingerprint, keys), strict=True):
+            here.append(size == wanted)
             if isinstance(size, Exception):
                 self._failed("ask_failed", size)
-                return position
+                break
             if size is None:
-                self._catalog.leave_below(self.tier, keys[position])
-                return position
-            if size != wanted:
-                text = f"chunk {keys[position].hex()} has {size} bytes, expected {wanted}"
-                self._spoiled(keys[position], ForeignChunk(text))
-                return position
-        return len(keys)
+                self._catalog.leave_below(self.tier, key)
+            elif size != wanted:
+                self._spoiled(key, ForeignChunk(f"chunk {key.hex()} has {size} bytes, expected {wanted}"))
+        return here.index(False) if False in here else len(keys)
 
     def _forget(self) -> None:
         self._era += 1

@@ -63,7 +63,8 @@ def _redis(settings: RedisSettings) -> ChunkStore:
             settings.deadline,
             failures=_FAILURES,
             pause=settings.pause,
-            ask=settings.lookup_deadline,
+            # The rest of a lookup's time is for a second question.
+            ask=settings.lookup_deadline / 2,
             most=settings.concurrency,
         )
     return SpreadStore(stores)
@@ -87,7 +88,7 @@ def _object_store(settings: ObjectStoreSettings, url: str, threads: Executor) ->
         settings.deadline,
         failures=_FAILURES,
         pause=settings.pause,
-        ask=settings.lookup_deadline,
+        ask=settings.lookup_deadline / 2,
         most=settings.concurrency,
     )
 

@@ -79,6 +79,7 @@ class _Writer:
         self._counts = counts
         self._queue: dict[bytes, None] = {}  # in order of commit: parents come before children
         self._writing: bytes | None = None
+        self._last: bytes | None = None  # the chunk written last
         self._work = asyncio.Event()
         self.done = asyncio.Event()
         self.done.set()
@@ -133,11 +134,17 @@ class _Writer:
         if self._lower.tier in self._catalog.tiers_of(key):
             return
         chain = self._unwritten(key)
+        # Others may have taken away what it continues: then that is written again, or nothing is.
+        while chain and chain[0].index and not await self._kept(chain[0].parent):
+            chain = self._unwritten(key)
         if not chain:
             self._counts["dropped_evicted"] += 1
         for chunk in chain:
             if not await self._store(chunk):
                 break
+
+    async def _kept(self, key: bytes) -> bool:
+        return key == self._last or await self._lower.confirm(key)
 
     def _unwritten(self, key: bytes, queued: Container[bytes] = ()) -> list[Chunk]:
         """The chunk and those before it that the tier lacks and that are not queued, first one first.
@@ -166,6 +173,7 @@ class _Writer:
         self._counts[stored.value] += 1
         if stored is Stored.WRITTEN:
             self._counts[f"bytes_stored_{self._lower.tier.label}"] += self._memory.chunk_bytes
+        self._last = chunk.key if stored.there else None
         return stored.there
 
     def _least(self) -> bytes:

@@ -357,6 +357,37 @@ async def test_a_reset_of_the_engine_clears_it_too(cluster):
     await engine.stop()
 
 
+async def test_what_the_store_lost_is_written_again_before_what_continues_it(cluster):
+    agent = await cluster()
+    engine = await FakeEngine.start(agent.socket)
+    await engine.store(keys(6))
+    await engine.lookup(keys(6))
+    await agent.written()
+    # As a server without persistence that was started again.
+    for key in keys(6):
+        await agent.faulty.delete(FINGERPRINT[:16] + key)
+    await engine.store(keys(20, first=5000))
+    await engine.lookup(keys(20, first=5000))
+    await engine.store(keys(7), start=6)
+    await engine.lookup(keys(7))
+    await agent.written()
+    assert all(await agent.faulty.sizes([FINGERPRINT[:16] + key for key in keys(7)]))
+    agent.check()
+    await engine.stop()
+
+
+async def test_nothing_is_written_that_no_lookup_could_reach(cluster):
+    _, second, engine = await stocked(cluster)
+    await engine.lookup(keys(6))
+    await second.faulty.delete(FINGERPRINT[:16] + keys(6)[5])
+    second.parts.memory.settle_fresh()
+    second.parts.memory.drop(second.parts.catalog.resident(keys(6)[5]))
+    await engine.store(keys(7), start=6)
+    await second.written()
+    assert await second.faulty.sizes([FINGERPRINT[:16] + keys(7)[6]]) == [None]
+    await engine.stop()
+
+
 async def test_a_full_store_refuses_and_nothing_else_happens(cluster):
     agent = await cluster()
     engine = await FakeEngine.start(agent.socket)
