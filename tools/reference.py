@@ -22,6 +22,7 @@ from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.engines.vllm.config import ExtraConfig
 from kvist_connector.settings import field_names
 from kvist_operator.crd import crd
+from kvist_operator.settings import OperatorSettings
 from kvist_router.settings import RouterSettings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,6 +51,7 @@ def page() -> str:
         table(("metric", "kind", "labels", "what"), metrics()),
         settings("Agent", "`python -m kvist_connector`", AgentSettings, names.ENV_AGENT),
         settings("Router", "`python -m kvist_router`, `kvist router`", RouterSettings, names.ENV_ROUTER),
+        settings("Operator", "`python -m kvist_operator`", OperatorSettings, names.ENV_OPERATOR),
         settings("Connector", "`kv_connector_extra_config` of `--kv-transfer-config`", ExtraConfig, None),
         "## CacheCluster",
         "Fields of `spec` in a manifest; [crds/cachecluster.yaml](../crds/cachecluster.yaml) is the schema.",
