@@ -150,11 +150,19 @@ async def build(settings: RouterSettings) -> AsyncIterator[Running]:
         closing(listen(settings.host, settings.port, "port")) as endpoint_socket,
         closing(listen(settings.admin_host, settings.admin_port, "admin-port")) as admin_socket,
     ):
-        async with Upstream(limits) as upstream, aiohttp.ClientSession(trust_env=False) as others:
+        async with (
+            Upstream(limits) as upstream,
+            # aiohttp's own limit of 100 would be used up by the feeds of as many replicas.
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=limits.connections), trust_env=False
+            ) as others,
+        ):
             found = source(settings, others, os.environ)
             async with _mind(settings, found, others, MindMetrics(registry), relay_metrics) as mind:
                 relay = Relay(mind, upstream, limits, relay_metrics, settings.tenant.header)
-                readiness = Readiness(mind.replicas, mind.source, found, settings.index.ready_seconds)
+                readiness = Readiness(
+                    mind.replicas, mind.source, found, settings.index.ready_seconds, limits.queue_seconds > 0
+                )
                 apps: list[tuple[ASGIApp, socket.socket]] = [
                     (Endpoint(relay, rest_app(mind, registry, readiness)), endpoint_socket),
                     (admin_app(mind, registry), admin_socket),

@@ -3,6 +3,8 @@
 A router that just started knows nothing of what replicas hold, and would scatter conversations.
 So it first waits until every replica's feed has brought its whole index and local tokens are verified,
 at most `wait_seconds`; after that once, a lost feed or a new replica does not take it out of service.
+Nor do replicas that are all down, where requests wait for one (`limits.queue_seconds`): they could not reach
+the queue of a router that is not ready.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ class Readiness:
         source: PromptSource,
         discovery: Source,
         wait_seconds: float,
+        queues: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._replicas = replicas
@@ -32,6 +35,8 @@ class Readiness:
         self._stopping = False
         self._clock = clock
         self._until = clock() + wait_seconds
+        self._queues = queues
+        self._was_ready = False
 
     def stop(self) -> None:
         """The router is about to end: from now on it is not ready."""
@@ -41,11 +46,18 @@ class Readiness:
         """Why requests should not come here; empty when they may."""
         if self._stopping:
             return "the router is stopping"
+        if self._queues and self._was_ready:
+            return ""
+        problem = self._problem()
+        self._was_ready = self._was_ready or not problem
+        return problem
+
+    def _problem(self) -> str:
         replicas, now = list(self._replicas.values()), self._clock()
         if not replicas:
             return "; ".join(filter(None, ("no replica is known", self._discovery.problem)))
-        if not any(replica.healthy and replica.models and not replica.draining for replica in replicas):
-            return "; ".join(f"{replica.name}: {replica.problem or 'draining'}" for replica in replicas)
+        if not any(replica.healthy and replica.models for replica in replicas):
+            return "; ".join(f"{replica.name}: {replica.problem}" for replica in replicas)
         unknown = [replica for replica in replicas if replica.agent is not None and not replica.mirrored(now)]
         problems = [f"{item.name}: what it holds is not known yet{_why(item)}" for item in unknown]
         if self._source.unverified:

@@ -205,6 +205,25 @@ async def test_a_retry_does_not_wait_for_a_replica_that_would_fail_it_again(pool
     assert isinstance(await started.mind.decide(BODY, retry), Refusal)
 
 
+@pytest.mark.parametrize(("queue", "status"), [(0.0, 503), (3600.0, 200)])
+async def test_a_router_that_queues_stays_ready_without_replicas(pool, http, until, queue, status) -> None:
+    started = await pool(1, limits={"queue_seconds": queue}, index={"ready_seconds": 0})
+    async with http.get(started.running.url + "/readyz") as answer:
+        assert answer.status == 200
+    await started.engines[0].stop()
+    await until(lambda: not started.mind.replicas["r0"].healthy)
+    async with http.get(started.running.url + "/readyz") as answer:
+        assert answer.status == status
+
+
+async def test_a_draining_pool_is_still_ready(pool, http, until) -> None:
+    started = await pool(1, index={"ready_seconds": 0})
+    started.agents[0].state(gpu_known=False, draining=True)
+    await until(lambda: started.mind.replicas["r0"].draining)
+    async with http.get(started.running.url + "/readyz") as answer:
+        assert answer.status == 200
+
+
 async def test_waiting_requests_are_bounded(pool, until) -> None:
     started = await pool(1, limits={"queue_seconds": SECONDS, "in_flight": 2})
     started.mind.replicas["r0"].listed(ready=False, terminating=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -18,6 +19,7 @@ CHUNK = 8  # tokens of a chunk in the stand-in engine's layout
 TOKENS = list(range(60 * CHUNK + 3))
 STORED = 40  # chunks; their prefill is far above what counts as equal
 KEYS = prompt_keys(TOKENS)
+DONE = {"draining": True, "routers": [], "requests": 0, "chunks": 0, "bytes": 0}
 
 
 async def decide(running: Any) -> Any:
@@ -80,3 +82,27 @@ async def test_commits_reach_the_router_until_the_agent_is_killed(router, until,
 
         await agents[1].kill()
         await until(lambda: not replicas["b"].feed_live)
+
+
+async def test_a_drain_ends_when_the_routers_requests_have(router, until, agents, tmp_path) -> None:
+    async with FakeEngine() as first, FakeEngine() as second:
+        listed = [
+            {"name": name, "url": engine.url, "agent": agent.url}
+            for name, engine, agent in zip("ab", (first, second), agents, strict=True)
+        ]
+        running = await router(replicas=listed)
+        going = {}
+        while "a" not in going:  # strangers to each other, so that the less busy one is taken
+            body = json.dumps({"model": "m", "prompt": [len(going) + 1] * 600}).encode()
+            decision = await running.mind.decide(body, Metadata("completions"))
+            going[decision.replica] = decision
+        waiting = asyncio.create_task(agents[0].post("/v1/kvist/drain", {"deadline": 60}))
+        async with asyncio.timeout(60):
+            while (await agents[0].get("/v1/kvist/drain"))[1] != {**DONE, "requests": 1}:
+                pass
+        assert not waiting.done()
+        assert (await decide(running)).replica == "b"
+        await running.mind.report(going["a"].id, Report("ended"))
+        assert await waiting == (200, DONE)
+        await agents[0].post("/v1/kvist/drain", {"undo": True})
+        await until(lambda: running.mind.replicas["a"].takes)

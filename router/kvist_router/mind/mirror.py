@@ -61,7 +61,8 @@ class Mirror:
         """Start a connection's view: everything before it is forgotten."""
         if message.version != feed.FEED_VERSION:
             raise FeedError(f"feed version {message.version}, this router reads {feed.FEED_VERSION}")
-        if message.chunk_tokens <= 0 or message.block_tokens < 0:
+        # Before an engine has registered there is no layout, and no fingerprint either.
+        if message.fingerprint and (message.chunk_tokens <= 0 or message.block_tokens < 0):
             raise FeedError(f"chunk of {message.chunk_tokens} tokens, block of {message.block_tokens}")
         self._tiers.clear()
         self._sequence = 0

@@ -205,7 +205,7 @@ class Replica:
             if self.feed_live:
                 raise FeedError("a new epoch began")
             self.mirror.open(message)
-            self.chunk_tokens = message.chunk_tokens
+            self.chunk_tokens = message.chunk_tokens or CHUNK_TOKENS
             self.block_tokens = message.block_tokens or BLOCK_TOKENS
             known = bool(message.fingerprint)
             self._identity = (message.fingerprint, message.group, message.chunk_tokens) if known else None
