@@ -12,7 +12,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 
 from kvist_connector.agent.busy import Busy
 from kvist_connector.agent.catalog import Catalog, Chunk
@@ -35,6 +35,14 @@ class Stored(StrEnum):
     def there(self) -> bool:
         """Whether the tier has the chunk now."""
         return self is not Stored.REFUSED
+
+
+class Presence(Enum):
+    """Whether a chunk is in a tier."""
+
+    THERE = auto()
+    GONE = auto()
+    UNKNOWN = auto()  # the tier does not answer
 
 
 class LowerTier(ABC):
@@ -91,8 +99,8 @@ class LowerTier(ABC):
         """`drop_all`, and wait for it; chunks and bytes removed. Raises TierError."""
 
     @abstractmethod
-    async def confirm(self, key: bytes) -> bool:
-        """Whether a chunk that the books say is there really is; they are corrected."""
+    async def confirm(self, key: bytes) -> Presence:
+        """Whether a chunk that the books say is there really is; when it is gone they are corrected."""
 
     @abstractmethod
     def _lost(self, key: bytes) -> None:

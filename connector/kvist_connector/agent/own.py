@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from kvist_connector.agent.busy import Busy
 from kvist_connector.agent.catalog import Catalog, Chunk
-from kvist_connector.agent.lower import LowerTier
+from kvist_connector.agent.lower import LowerTier, Presence
 from kvist_connector.errors import IntegrityError, StorageFull
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.tiers.envelope import HEADER_BYTES, EnvelopeStore, Header
@@ -71,9 +71,9 @@ class OwnTier(LowerTier):
         await self.settled()
         return removed
 
-    async def confirm(self, key: bytes) -> bool:
+    async def confirm(self, key: bytes) -> Presence:
         """Nobody else takes anything away."""
-        return True
+        return Presence.THERE
 
     def _lost(self, key: bytes) -> None:
         # A failing disk may work again, and nobody else has the file.

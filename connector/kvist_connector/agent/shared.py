@@ -14,7 +14,7 @@ from typing import Final
 
 from kvist_connector.agent.busy import Busy
 from kvist_connector.agent.catalog import Catalog, Chunk
-from kvist_connector.agent.lower import LowerTier
+from kvist_connector.agent.lower import LowerTier, Presence
 from kvist_connector.errors import TierError
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.tiers.base import Item
@@ -121,14 +121,16 @@ class SharedTier(LowerTier):
             self._clearing.cancel()
         await super().close()
 
-    async def confirm(self, key: bytes) -> bool:
-        """See LowerTier; without an answer the books are believed."""
+    async def confirm(self, key: bytes) -> Presence:
+        """See LowerTier."""
         (answer,) = await self._store.sizes(self._fingerprint, [key])
         if isinstance(answer, Exception):
             self._failed("ask_failed", answer)
+            return Presence.UNKNOWN
         if answer is None:
             self._catalog.leave_below(self.tier, key)
-        return answer is not None
+            return Presence.GONE
+        return Presence.THERE
 
     async def _write(self, chunk: Chunk, parts: Sequence[memoryview], fingerprint: bytes) -> bool:
         if self.closed:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Container, Mapping
 
 from kvist_connector.agent.catalog import Catalog, Chunk
-from kvist_connector.agent.lower import LowerTier, Stored
+from kvist_connector.agent.lower import LowerTier, Presence, Stored
 from kvist_connector.agent.memory import MemoryTier
 from kvist_connector.protocol.tiers import Tier
 
@@ -79,7 +79,7 @@ class _Writer:
         self._counts = counts
         self._queue: dict[bytes, None] = {}  # in order of commit: parents come before children
         self._writing: bytes | None = None
-        self._last: bytes | None = None  # the chunk written last
+        self._last: bytes | None = None  # the chunk written last, just now
         self._work = asyncio.Event()
         self.done = asyncio.Event()
         self.done.set()
@@ -128,6 +128,7 @@ class _Writer:
                 finally:
                     self._writing = None
             self._work.clear()
+            self._last = None
             self.done.set()
 
     async def _write(self, key: bytes) -> None:
@@ -135,16 +136,19 @@ class _Writer:
             return
         chain = self._unwritten(key)
         # Others may have taken away what it continues: then that is written again, or nothing is.
-        while chain and chain[0].index and not await self._kept(chain[0].parent):
+        while chain and chain[0].index and chain[0].parent != self._last:
+            presence = await self._lower.confirm(chain[0].parent)
+            if presence is Presence.UNKNOWN:
+                self._counts[Stored.REFUSED] += 1
+                return
+            if presence is Presence.THERE:
+                break
             chain = self._unwritten(key)
         if not chain:
             self._counts["dropped_evicted"] += 1
         for chunk in chain:
             if not await self._store(chunk):
                 break
-
-    async def _kept(self, key: bytes) -> bool:
-        return key == self._last or await self._lower.confirm(key)
 
     def _unwritten(self, key: bytes, queued: Container[bytes] = ()) -> list[Chunk]:
         """The chunk and those before it that the tier lacks and that are not queued, first one first.

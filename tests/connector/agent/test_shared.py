@@ -446,3 +446,20 @@ async def test_a_chunk_larger_than_the_store_takes_is_refused_at_start_with_both
     agent = await cluster()
     with pytest.raises(PermissionError, match=r"16384 bytes, and the object tier takes at most 10000"):
         await FakeEngine.start(agent.socket)
+
+
+async def test_nothing_is_written_after_a_chunk_that_could_not_be_asked_for(cluster):
+    agent = await cluster()
+    engine = await FakeEngine.start(agent.socket)
+    await engine.store(keys(2))
+    await engine.lookup(keys(2))
+    await engine.store(keys(1, first=5000))
+    await agent.written()
+    agent.faulty.plan = lambda operation, key: TierError("down") if operation == "ask" else None
+    await engine.store(keys(3), start=2)
+    await engine.lookup(keys(3))
+    await agent.written()
+    assert await agent.faulty.inner.sizes([FINGERPRINT[:16] + keys(3)[2]]) == [None]
+    assert agent.parts.writebehind.counts["refused"] == 1
+    agent.check()
+    await engine.stop()
