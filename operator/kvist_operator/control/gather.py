@@ -11,12 +11,12 @@ import base64
 import binascii
 import datetime
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from kvist_operator.control.api import Api
 from kvist_operator.control.ask import Programs
 from kvist_operator.control.changes import ChildKey
-from kvist_operator.control.errors import Forbidden, NoAnswer, NotFound
+from kvist_operator.control.errors import NoAnswer
 from kvist_operator.control.pods import Pod, parse_time, pod_of
 from kvist_operator.control.resources import (
     LABEL_COMPONENT,
@@ -29,6 +29,7 @@ from kvist_operator.control.resources import (
     managed,
 )
 from kvist_operator.control.rollout import Drain
+from kvist_operator.control.secret_values import read_secrets
 from kvist_operator.control.snapshot import ENGINE, ROUTER, Snapshot
 from kvist_operator.control.views import RouterView
 from kvist_operator.spec import CacheCluster
@@ -69,6 +70,7 @@ class Gatherer:
         now = self.now()
         pods = tuple(pod_of(obj, _component(obj), now) for obj in listed_pods)
         begun = {obj["metadata"]["name"]: at for obj in listed_pods if (at := drain_begun(obj)) is not None}
+        found = await read_secrets(self._api, raw, cluster)
         token = ""
         if begun or shared_tiers(cluster):
             token = await self.token(namespace, token_reference(cluster))
@@ -81,7 +83,8 @@ class Gatherer:
             kinds=kinds,
             views=await self._views(pods),
             drains=await self._drains(cluster, pods, begun, now, token),
-            missing_secrets=await self._missing_secrets(namespace, cluster),
+            missing_secrets=found.missing,
+            env_secrets=found.env,
             tiers=await ask_tiers(self._programs, cluster, pods, token),
             token=token,
         )
@@ -135,24 +138,6 @@ class Gatherer:
         except NoAnswer:
             return Drain.RUNNING  # asked again until its deadline
 
-    async def _missing_secrets(self, namespace: str, cluster: CacheCluster) -> tuple[str, ...]:
-        references = sorted(set(_secret_references(cluster)))
-        found = await asyncio.gather(*(self._missing(namespace, *item) for item in references))
-        return tuple(text for text in found if text)
-
-    async def _missing(self, namespace: str, field: str, name: str, key: str) -> str:
-        try:
-            secret = await self._api.get(SECRETS, namespace, name)
-        except Forbidden as error:
-            return f"{field}: Secret {name} cannot be read: {error}"
-        except NotFound:
-            secret = None
-        if secret is None:
-            return f"{field}: Secret {name} does not exist in namespace {namespace}: create it"
-        if key not in (secret.get("data") or {}):
-            return f"{field}: Secret {name} has no key {key!r}: add it"
-        return ""
-
 
 def shared_tiers(cluster: CacheCluster) -> bool:
     """Whether there are tiers whose state only the agents know."""
@@ -194,20 +179,3 @@ def drain_begun(obj: Object) -> datetime.datetime | None:
 
 def _component(obj: Object) -> str:
     return str((obj["metadata"].get("labels") or {}).get(LABEL_COMPONENT, ENGINE))
-
-
-def _secret_references(cluster: CacheCluster) -> Iterable[tuple[str, str, str]]:
-    """Field, name and key of every Secret that the user's spec names."""
-    yield from _walk(cluster.spec.model_dump(by_alias=True), "spec")
-
-
-def _walk(value: Any, path: str) -> Iterable[tuple[str, str, str]]:
-    if isinstance(value, Mapping):
-        if set(value) == {"name", "key"} and value.get("name"):
-            yield path, str(value["name"]), str(value["key"])
-        for name, inner in value.items():
-            if name not in ("podTemplate", "volumeClaimTemplate"):
-                yield from _walk(inner, f"{path}.{name}")
-    elif isinstance(value, list | tuple):
-        for at, inner in enumerate(value):
-            yield from _walk(inner, f"{path}[{at}]")

@@ -28,6 +28,7 @@ from kvist_operator.control.gather import Gatherer, token_reference
 from kvist_operator.control.journal import Journal
 from kvist_operator.control.resources import CLUSTERS, Object
 from kvist_operator.control.rollout import Action, Decision, decide
+from kvist_operator.control.secret_values import mark_pods
 from kvist_operator.control.snapshot import Snapshot, observed
 from kvist_operator.control.status import blocked_status, status_of, status_patch, worth_writing
 from kvist_operator.plan import kube_target, make_plan
@@ -42,6 +43,7 @@ BUSY_LIMIT: Final = 30.0
 # Controllers see a new generation within moments; a status in between would only flicker.
 UNSEEN_SECONDS: Final = 0.5
 UNSEEN_TURNS: Final = 20
+SECRETS_SECONDS: Final = 120.0
 # What a person has to mend is looked at again without an event.
 BLOCKED_SECONDS: Final = 60.0
 
@@ -146,7 +148,8 @@ class Reconciler:
             router_replicas_owned_by_hpa=replicas_co_owned(snapshot.deployment),
             engine_replicas=decision.replicas,
         )
-        return render(cluster, make_plan(cluster, kube_target(cluster)), context)
+        rendered = render(cluster, make_plan(cluster, kube_target(cluster)), context)
+        return mark_pods(rendered, snapshot.env_secrets)
 
     async def _act(self, snapshot: Snapshot, decision: Decision) -> None:
         await self._acts.open_gates(snapshot.namespace, opened(snapshot), snapshot.now)
@@ -167,7 +170,11 @@ class Reconciler:
         busy = decision.action is not Action.NONE or unseen or not _settled(conditions)
         memory.busy_turns = memory.busy_turns + 1 if busy and status == snapshot.raw.get("status") else 0
         pause = min(BUSY_LIMIT, BUSY_SECONDS * (1 + memory.busy_turns / 10))
-        return Outcome(again=pause if busy else later)
+        if busy:
+            return Outcome(again=pause)
+        # The API server tells nobody that a Secret changed which may only be read by name.
+        waits = [later] if later is not None else []
+        return Outcome(again=min([*waits, SECRETS_SECONDS]) if snapshot.env_secrets else later)
 
     async def _blocked(self, raw: Object, memory: Memory, problem: Problem) -> Outcome:
         conditions = blocked(problem)

@@ -30,6 +30,7 @@ class Snapshot:
     views: Mapping[str, RouterView] = field(default_factory=dict)  # by router pod
     drains: Mapping[str, Drain] = field(default_factory=dict)  # by engine pod
     missing_secrets: tuple[str, ...] = ()
+    env_secrets: Mapping[str, str] = field(default_factory=dict)  # mark by component
     tiers: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict
     )  # by engine pod: problems of shared tiers

@@ -304,6 +304,41 @@ async def test_zero_replicas_serve_nothing_and_say_so(world: World) -> None:
     assert world.says("Ready") == ("False", "ScaledToZero")
 
 
+async def test_a_changed_secret_rolls_only_pods_that_take_it_as_environment(world: World) -> None:
+    def secret(name: str, value: str) -> None:
+        world.server.put(
+            SECRETS, {"metadata": {"name": name, "namespace": NAMESPACE}, "data": {"key": value}}
+        )
+
+    def engines() -> set[str]:
+        return {pod["metadata"]["uid"] for pod in world.pods("engine").values()}
+
+    secret("hub", "YQ==")
+    secret("controls", "YQ==")
+    reference = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "key"}}}
+    engine = {"replicas": 1, "env": [reference]}
+    world.apply(engine=engine, security={"token": {"name": "controls", "key": "key"}})
+    outcome = None
+    for _ in range(12):
+        outcome = await world.turn()
+        world.controllers()
+    assert world.says("Ready") == ("True", "Serving")
+    assert outcome is not None
+    assert outcome.again is not None
+    before = engines()
+    secret("controls", "Yg==")
+    for _ in range(4):
+        await world.turn()
+        world.controllers()
+    assert engines() == before
+    secret("hub", "Yg==")
+    for _ in range(12):
+        await world.turn()
+        world.controllers()
+    assert not engines() & before
+    assert world.says("Ready") == ("True", "Serving")
+
+
 # ---- shared tiers
 
 EXTERNAL = {"remote": {"redis": {"urls": ["redis://redis.example:6379"]}}}

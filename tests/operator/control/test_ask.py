@@ -1,0 +1,108 @@
+"""The operator's questions over HTTP to a real router and a real agent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+
+from kvist_connector.settings import validate
+from kvist_connector.testing.agent_process import AgentProcess
+from kvist_operator.control.ask import HttpPrograms
+from kvist_operator.control.errors import NoAnswer
+from kvist_operator.control.pods import Pod
+from kvist_operator.control.views import figures, router_view
+from kvist_router.app import build
+from kvist_router.settings import RouterSettings
+from kvist_router.testing.engine import FakeEngine
+
+
+def pod(url: str, port: str) -> Pod:
+    address = urlsplit(url)
+    return Pod("pod-0", "uid", address=str(address.hostname), ports={port: int(address.port or 0)})
+
+
+@pytest.fixture
+async def programs() -> AsyncIterator[HttpPrograms]:
+    async with aiohttp.ClientSession() as session:
+        yield HttpPrograms(session, 30.0)
+
+
+async def test_a_real_router_says_which_engines_it_knows(programs: HttpPrograms) -> None:
+    async with FakeEngine() as engine:
+        replica = {"name": "demo-engine-0", "url": engine.url}
+        base = {"port": 0, "admin_port": 0, "health": {"interval_seconds": 0.05, "timeout_seconds": 60}}
+        settings = validate(RouterSettings, {**base, "replicas": [replica]})
+        async with build(settings) as running:
+            task = asyncio.create_task(running.servers.run())
+            asked = pod(running.admin_url, "router-admin")
+            try:
+                async with asyncio.timeout(60):
+                    view = await programs.router(asked)
+                    while not view.routes("m"):
+                        await asyncio.sleep(0.05)
+                        view = await programs.router(asked)
+            finally:
+                running.servers.stop()
+                running.servers.stop()
+                await task
+    assert view.replicas["demo-engine-0"].healthy
+    assert not view.mirrors("demo-engine-0")  # it has no agent
+    assert not view.routes("other")
+
+
+async def test_a_real_agent_drains_and_tells_of_its_tiers(programs: HttpPrograms, tmp_path: Path) -> None:
+    agent = await AgentProcess.start(tmp_path, memory=0)
+    try:
+        asked = pod(agent.url, "agent")
+        assert await programs.drain(asked, "")
+        assert (await agent.stats())["draining"]
+        assert await programs.drain(asked, "", undo=True)
+        assert not (await agent.stats())["draining"]
+        assert await programs.tiers(asked, "") == {}
+    finally:
+        await agent.terminate()
+
+
+async def test_a_token_is_sent(programs: HttpPrograms, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret-of-sixteen-bytes")
+    agent = await AgentProcess.start(tmp_path, memory=0, http__token_file=token)
+    try:
+        asked = pod(agent.url, "agent")
+        assert await programs.drain(asked, "secret-of-sixteen-bytes")
+        with pytest.raises(NoAnswer, match="401"):
+            await programs.drain(asked, "wrong")
+    finally:
+        await agent.terminate()
+
+
+async def test_what_does_not_answer_is_told_so() -> None:
+    async with aiohttp.ClientSession() as session:
+        programs = HttpPrograms(session, 0.5)
+        with pytest.raises(NoAnswer, match="no address"):
+            await programs.router(Pod("new", "uid"))
+        with pytest.raises(NoAnswer, match="refused|Cannot connect"):
+            await programs.router(Pod("shut", "uid", address="127.0.0.1", ports={"router-admin": 1}))
+
+
+@pytest.mark.parametrize("answer", [{}, {"replicas": [1]}, {"replicas": [{"name": "a"}]}, [], None])
+def test_an_answer_that_is_no_routers_is_refused(answer: Any) -> None:
+    with pytest.raises(NoAnswer):
+        router_view(answer, "")
+
+
+def test_figures_are_summed_over_tiers_and_what_is_missing_is_zero() -> None:
+    text = (
+        'kvist_router_hit_tokens_total{tier="gpu"} 3.0\nkvist_router_hit_tokens_total{tier="memory"} 4.0\n'
+        "kvist_router_recorded_requests_total 2.0\n"
+    )
+    found = figures(text)
+    assert (found.hit_tokens, found.requests, found.saved_seconds) == (7.0, 2.0, 0.0)
+    with pytest.raises(NoAnswer):
+        figures("not { metrics")
