@@ -41,8 +41,8 @@ from kvist_operator.spec.checks import Facts, first_violation
 BUSY_SECONDS: Final = 3.0
 BUSY_LIMIT: Final = 30.0
 # Controllers see a new generation within moments; a status in between would only flicker.
-UNSEEN_SECONDS: Final = 0.5
-UNSEEN_TURNS: Final = 20
+UNSEEN_SECONDS: Final = 1.0
+UNSEEN_TURNS: Final = 10
 SECRETS_SECONDS: Final = 120.0
 # What a person has to mend is looked at again without an event.
 BLOCKED_SECONDS: Final = 60.0

@@ -137,6 +137,10 @@ class RestApi:
             return frozenset()
         return frozenset(item["kind"] for item in found["resources"] if "/" not in item["name"])
 
+    async def raw(self, method: str, path: str, body: Object | None = None) -> Object:
+        """Any other call, for tests and benches: namespaces are none of the operator's business."""
+        return await self._call(method, path, body=body)
+
     async def _call(
         self,
         method: str,

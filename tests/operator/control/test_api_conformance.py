@@ -53,14 +53,14 @@ async def bed(request: pytest.FixtureRequest) -> AsyncIterator[Bed]:
         pytest.skip("KUBECONFIG names no API server; make e2e-up starts one")
     async with RestApi(login) as api:
         if CLUSTERS.kind not in await api.kinds(CLUSTERS):
-            await api._call("POST", CRDS.path(None), body=crd())
+            await api.raw("POST", CRDS.path(None), crd())
         namespace = f"kvist-test-{uuid.uuid4().hex[:8]}"
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
-        await api._call("POST", NAMESPACES.path(None), body=body)
+        await api.raw("POST", NAMESPACES.path(None), body)
         try:
             yield Bed(api, namespace)
         finally:
-            await api._call("DELETE", NAMESPACES.path(None, namespace))
+            await api.raw("DELETE", NAMESPACES.path(None, namespace))
 
 
 def pod(bed: Bed, name: str) -> Object:
