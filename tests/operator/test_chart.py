@@ -91,6 +91,7 @@ def test_helm_finds_nothing_to_complain_about(helm: str) -> None:
         "replicas=two",
         "image.digest=latest",
         "images.engine.name=x",
+        "images.engine.pullPolicy=Never",
         "logLevel=loud",
         "settings.images.engine=x",
         "crds.keep=true",

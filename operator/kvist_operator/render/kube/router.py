@@ -112,6 +112,7 @@ def _model_files(cluster: CacheCluster, context: Context) -> Object:
     # The engines' access to the hub is the routers' too.
     hub = tuple(variable for variable in cluster.spec.engine.env if variable.name.startswith("HF_"))
     env = {name: WRITABLE[name] for name in ("HOME", "HF_HOME", "TMPDIR")}
+    env |= {"DO_NOT_TRACK": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     image = spec.image or context.images.router
     return {
         **program("model-files", image, "huggingface_hub.cli.hf", arguments, context),
