@@ -90,13 +90,12 @@ def main() -> int:
     chosen = [recipe for recipe in recipes() if recipe.name in (options.names or [recipe.name])]
     try:
         need_packages("images")
-        for recipe in chosen:
-            build(recipe)
+        archives = {recipe.reference: build(recipe) for recipe in chosen}
         if not options.build_only:
             store = ImageStore(bed(), catalogue())
-            for recipe in chosen:
-                store.load(recipe.archive())
-                print(f"images: {recipe.reference} is in the cluster", flush=True)
+            for reference, archive in archives.items():
+                store.load(archive)
+                print(f"images: {reference} is in the cluster", flush=True)
     except BedError as error:
         print(f"images: {error}", file=sys.stderr)
         return 1
@@ -111,11 +110,11 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def build(recipe: Recipe) -> None:
-    """Build an image unless it is in the cache. Older archives of its name are removed."""
+def build(recipe: Recipe) -> Path:
+    """The archive of an image, built unless it is in the cache. Older ones of its name are removed."""
     target = recipe.archive()
     if target.exists():
-        return
+        return target
     target.parent.mkdir(parents=True, exist_ok=True)
     build_base()
     print(f"images: building {recipe.reference}", flush=True)
@@ -133,6 +132,7 @@ def build(recipe: Recipe) -> None:
     for old in target.parent.glob(f"{recipe.name}-*.tar"):
         old.unlink()
     half.replace(target)
+    return target
 
 
 def trusted() -> list[str]:

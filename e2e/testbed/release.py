@@ -1,0 +1,79 @@
+"""The chart of this checkout, installed with helm."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.bed import BedError
+from testbed.kube import Kubectl
+from testbed.programs import CHECKOUT, tools_folder
+
+CHART = CHECKOUT / "charts" / "kvist"
+ACCOUNT = "kvist"
+
+
+def image(name: str) -> dict[str, str]:
+    """An image of the bed as chart values."""
+    return {"repository": f"kvist.dev/{name}", "tag": "e2e"}
+
+
+def values(namespace: str, **more: Any) -> dict[str, Any]:
+    """For an operator that serves its own namespace only: tests with operators do not meet."""
+    images = {name: image(name) for name in ("engine", "router", "redis")}
+    return {
+        "replicas": 1,
+        "image": {**image("operator"), "pullPolicy": "Never"},
+        "images": {**images, "pullPolicy": "Never"},
+        "watchNamespaces": [namespace],
+        "crds": {"enabled": False},
+        **more,
+    }
+
+
+@dataclass(frozen=True)
+class Helm:
+    """helm of this bed."""
+
+    kubectl: Kubectl
+
+    def __call__(self, *arguments: str, stdin: str | None = None, seconds: float = 180) -> str:
+        """Its output. BedError with its message."""
+        program = str(self.kubectl.catalogue.path("helm"))
+        # helm's own folders: nothing of the user's configuration matters here.
+        home = {
+            f"HELM_{name}_HOME": str(tools_folder() / "helm-home") for name in ("CACHE", "CONFIG", "DATA")
+        }
+        done = subprocess.run(
+            [program, f"--kubeconfig={self.kubectl.bed.kubeconfig}", *arguments],
+            input=stdin, capture_output=True, text=True, timeout=seconds, check=False,
+            env={**os.environ, **home},
+        )  # fmt: skip
+        if done.returncode:
+            raise BedError(f"helm {' '.join(arguments)}: {done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout
+
+
+@contextmanager
+def released(helm: Helm, namespace: str, **more: Any) -> Iterator[str]:
+    """A release in a namespace, with its operator ready; uninstalled at the end. Yields its name."""
+    helm("upgrade", "--install", ACCOUNT, str(CHART), f"--namespace={namespace}", "--values=-", "--wait",
+         "--timeout=120s", stdin=json.dumps(values(namespace, **more)))  # fmt: skip
+    yield ACCOUNT
+    helm("uninstall", ACCOUNT, f"--namespace={namespace}", "--ignore-not-found", "--wait", "--timeout=120s")
+
+
+def refusals(kubectl: Kubectl, namespace: str) -> list[str]:
+    """Calls of a release's operator that its role did not allow, from the audit log."""
+    account = f"system:serviceaccount:{namespace}:{ACCOUNT}"
+    found = []
+    for line in (kubectl.bed.log / "audit.log").read_text().splitlines():
+        event = json.loads(line)
+        if event["user"]["username"] == account and event["responseStatus"].get("code") == 403:
+            found.append(f"{event['verb']} {event['requestURI']}")
+    return found

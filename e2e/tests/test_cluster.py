@@ -1,0 +1,41 @@
+"""A CacheCluster from apply to delete, by the chart's operator, with real engines."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from testbed.client import decision, service_client
+from testbed.kube import Kubectl
+from testbed.release import Helm, refusals, released
+from testbed.scenario import SERVED, cache_cluster
+from testbed.waiting import until
+
+pytestmark = [
+    pytest.mark.e2e_pod,
+    pytest.mark.usefixtures("node", "crd"),
+    pytest.mark.timeout(1200),
+]
+
+
+def test_apply_ready_warm_hit_delete(kubectl: Kubectl, machine_folders: str) -> None:
+    namespace = machine_folders
+    with released(Helm(kubectl), namespace):
+        kubectl(
+            "apply", f"--namespace={namespace}", "--filename=-", stdin=yaml.safe_dump(cache_cluster("demo"))
+        )
+        kubectl("wait", "cc/demo", f"--namespace={namespace}", "--for=condition=Ready", "--timeout=600s",
+                seconds=610)  # fmt: skip
+        # Ready means that a request succeeds: the first one does.
+        client = service_client(kubectl, namespace, "demo", SERVED)
+        cold, warm = client.complete(), client.complete()
+        assert cold.text == warm.text
+        assert cold.predicted == 0
+        assert warm.predicted >= 512
+        assert warm.replica == "demo-engine-0"
+        actual = decision(kubectl, namespace, "demo", warm.request)["actual"]
+        assert sum(actual["hit_tokens"].values()) >= 512
+        kubectl("delete", "cc/demo", f"--namespace={namespace}", "--timeout=60s", seconds=70)
+        selector = "--selector=app.kubernetes.io/instance=demo"
+        until("no pods", lambda: not kubectl.get("pods", f"--namespace={namespace}", selector), 120)
+        assert refusals(kubectl, namespace) == []
