@@ -69,6 +69,11 @@ class LowerTier(ABC):
         self.problem = ""  # why the last operation failed; empty when it did not
 
     @property
+    def closed(self) -> bool:
+        """Whether nothing may be read or written now."""
+        return False
+
+    @property
     def largest(self) -> int | None:
         """Most bytes of a chunk that the tier can hold; None: no limit of its own."""
         return self._store.largest
@@ -107,7 +112,10 @@ class LowerTier(ABC):
         """A read failed though the chunk may still be there."""
 
     async def fetch(self, key: bytes, into: Sequence[memoryview]) -> Header | None:
-        """Fill the buffers; None when the chunk could not be had."""
+        """Fill the buffers; None when the chunk could not be had, or was dropped meanwhile."""
+        era = self._era
+        if self.closed:
+            return None
         try:
             with self._busy.hold():
                 header = await self._store.get(self._fingerprint, key, into)
@@ -122,7 +130,7 @@ class LowerTier(ABC):
         if header is None:
             self.counts["read_missing"] += 1
             self._catalog.leave_below(self.tier, key)
-        return header
+        return header if era == self._era else None
 
     async def store(self, chunk: Chunk, parts: Sequence[memoryview]) -> Stored:
         """Write the chunk, making room as the tier can."""

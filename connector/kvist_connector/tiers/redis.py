@@ -188,19 +188,13 @@ class RedisStore(ChunkStore):
         if self._server.ttl is not None:
             tail += [b"PX", str(max(1, round(self._server.ttl * 1000))).encode()]
         head = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (3 + len(tail), len(name), name, size)
-        try:
-            await connection.send_packed_command(head)
-            for piece in copies(parts, _SEND_BYTES):
-                await connection.send_packed_command(piece, check_health=False)
-            words = b"".join(b"\r\n$%d\r\n%s" % (len(word), word) for word in tail)
-            await connection.send_packed_command(words + b"\r\n", check_health=False)
-            return await connection.read_response() is not None
-        except exceptions.ResponseError:
-            raise
-        except BaseException:
-            # Half a command: the server forgets it with the connection.
-            await connection.disconnect(nowait=True)
-            raise
+        # A call that is cut off here closes the connection: the server forgets half a command with it.
+        await connection.send_packed_command(head)
+        for piece in copies(parts, _SEND_BYTES):
+            await connection.send_packed_command(piece, check_health=False)
+        words = b"".join(b"\r\n$%d\r\n%s" % (len(word), word) for word in tail)
+        await connection.send_packed_command(words + b"\r\n", check_health=False)
+        return await connection.read_response() is not None
 
     @contextmanager
     def _in_words(self) -> Iterator[None]:

@@ -347,6 +347,55 @@ async def test_a_store_that_cannot_be_cleared_serves_nothing_until_it_was(cluste
     await engine.stop()
 
 
+async def test_what_was_asked_for_before_a_clear_does_not_count_after_it(cluster):
+    _, second, engine = await stocked(cluster)
+    second.faulty.gate.clear()
+    ask(engine, keys(6))
+    await answer(engine, pending=True)
+    second.tier.drop_all()
+    second.faulty.gate.set()
+    found = await answer(engine)
+    assert (found.refs, found.known) == ((), 0)
+    await second.tier.settled()
+    assert not second.parts.catalog.keys(Tier.OBJECT)
+    second.check()
+    await engine.stop()
+
+
+async def test_what_was_read_before_a_clear_is_not_served_after_it(cluster, monkeypatch):
+    _, second, engine = await stocked(cluster)
+    read, go_on, inner = asyncio.Event(), asyncio.Event(), second.faulty.get
+
+    async def slow(what):
+        length = await inner(what)
+        read.set()
+        await go_on.wait()
+        return length
+
+    monkeypatch.setattr(second.faulty, "get", slow)
+    ask(engine, keys(6))
+    async with asyncio.timeout(DEADLINE):
+        await read.wait()
+    second.tier.drop_all()
+    go_on.set()
+    found = await answer(engine)
+    assert (found.refs, found.known) == ((), 0)
+    await second.tier.settled()
+    second.check()
+    await engine.stop()
+
+
+async def test_what_is_not_worth_loading_may_be_stored_here(cluster):
+    _, second, engine = await stocked(cluster)
+    engine.scheduler.send(wire.Step(load=wire.EngineLoad(prefill_seconds_per_token=1e-12)))
+    ask(engine, keys(6))
+    found = await answer(engine)
+    assert (found.refs, found.known) == ((), 0)
+    assert not second.calls("get")
+    second.check()
+    await engine.stop()
+
+
 async def test_a_reset_of_the_engine_clears_it_too(cluster):
     _, second, engine = await stocked(cluster)
     engine.scheduler.send(wire.Reset())

@@ -82,6 +82,32 @@ async def test_the_breaker_opens_probes_and_closes():
     assert await store.put_if_absent(key(1), [b"x"])
 
 
+async def test_operations_wait_for_their_turn_and_questions_do_not():
+    faulty = FaultyStore(Memory())
+    faulty.gate.clear()
+    store = DeadlineStore(faulty, limit=1000, most=2)
+    async with asyncio.TaskGroup() as group:
+        gets = [group.create_task(store.get(read())) for _ in range(6)]
+        question = group.create_task(store.sizes([key(1)]))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert [operation for operation, _ in faulty.calls] == ["get", "get", "ask"]
+        faulty.gate.set()
+    assert [get.result() for get in gets] == [None] * 6
+    assert question.result() == [None]
+
+
+async def test_a_question_has_a_deadline_of_its_own_and_its_failures_count():
+    faulty = FaultyStore(Memory())
+    faulty.gate.clear()
+    store = DeadlineStore(faulty, limit=1000, failures=2, pause=1000, ask=0.01)
+    for _ in range(2):
+        (answer,) = await store.sizes([key(1)])
+        assert "no answer within 0.01 s" in str(answer)
+    with pytest.raises(TierError, match="paused"):
+        await store.get(read())
+
+
 async def test_no_room_is_no_failure_of_the_store():
     faulty = FaultyStore(Memory(), lambda operation, name: StorageFull("full"))
     store = DeadlineStore(faulty, limit=5, failures=1)
