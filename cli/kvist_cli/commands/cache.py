@@ -40,7 +40,8 @@ Examples:
 
   kvist clear demo --tier all
 
-Chunks that a running request uses stay and are counted.
+Chunks that a running request uses stay and are counted. Redis and object store are cleared for every agent that shares
+them, and --tier all includes them.
 """
 
 
@@ -49,6 +50,8 @@ class TierName(StrEnum):
 
     MEMORY = "memory"
     DISK = "disk"
+    REDIS = "redis"
+    OBJECT = "object"
     ALL = "all"
 
 
