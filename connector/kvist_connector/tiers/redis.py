@@ -225,12 +225,15 @@ def _connection_options(server: RedisServer) -> dict[str, Any]:
 
 
 def _explain(error: Exception, server: RedisServer) -> str:
+    cluster = "a member of a Redis Cluster: give servers that are not, keys are spread over them here"
     remedy = {
         exceptions.ReadOnlyError: "this is a read-only replica: give the primary's address",
         exceptions.NoPermissionError: f"the user lacks a permission ({error}): allow it the keys kvist:* "
         "with strlen, getrange, set, exists, unlink, scan, info",
         exceptions.InvalidResponse: "what answers there does not speak Redis's protocol: check host and port",
         exceptions.BusyLoadingError: "Redis is loading its data",
+        exceptions.MovedError: cluster,
+        exceptions.ClusterDownError: cluster,
     }
     for kind, text in remedy.items():
         if isinstance(error, kind):

@@ -138,3 +138,13 @@ def test_a_credentials_file_that_does_not_serve_is_refused(tmp_path, text, messa
 def test_an_address_that_cannot_be_used_is_refused():
     with pytest.raises(ConfigError, match=r"object_store\.url"):
         open_backend(Bucket("ftp://somewhere/else"))
+
+
+async def test_credentials_that_vanished_are_told(s3_server, threads):
+    server = await s3_server()
+    store = opened(threads, server)
+    server.credentials_file.unlink()
+    with pytest.raises(TierError, match=r"credentials_file: .* cannot be read"):
+        await store.get(Read(key(1), [memoryview(bytearray(1))]))
+    server.write_credentials(ACCESS_KEY, SECRET_KEY)
+    assert await store.get(Read(key(1), [memoryview(bytearray(1))])) is None

@@ -148,6 +148,13 @@ async def test_a_user_without_permissions_is_told(redis_server):
             await store.put_if_absent(key(1), [b"x"])
 
 
+async def test_a_cluster_member_is_told(redis_server):
+    server = await redis_server(cluster_enabled="yes")
+    async with opened(server.url) as store:
+        with pytest.raises(TierError, match="member of a Redis Cluster"):
+            await store.put_if_absent(key(1), [b"x"])
+
+
 async def test_what_is_no_redis_is_told():
     async def greet(reader, writer):
         await reader.read(1)
