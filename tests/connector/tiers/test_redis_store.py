@@ -200,6 +200,31 @@ async def test_a_put_that_is_given_up_leaves_nothing(redis_server):
         assert await store._client.exists("kvist::x") == 0
 
 
+async def test_calls_given_up_anywhere_harm_no_other(redis_server):
+    server = await redis_server()
+    data = b"".join(number.to_bytes(4, "big") for number in range(2**20))
+    async with opened(server.url, connections=4) as store:
+        await store.put_if_absent(key(0), [data])
+        for turns in range(40):
+            into = bytearray(len(data))
+            calls = [
+                asyncio.create_task(store.get(Read(key(0), [memoryview(into)]))),
+                asyncio.create_task(store.put_if_absent(key(turns + 1), [data])),
+                asyncio.create_task(store.sizes([key(0)])),
+            ]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+            left = bytes(into)
+            # The next call gets its own answer, and nothing is written into buffers given back.
+            assert await read_all(store, key(0), len(data)) == (len(data), data)
+            assert bytes(into) == left
+        sizes = await store.sizes([key(number) for number in range(1, 41)])
+        assert set(sizes) <= {None, len(data)}
+
+
 async def test_a_server_that_hangs_is_given_up_at_the_deadline(redis_server):
     server = await redis_server()
     async with opened(server.url) as inner:
