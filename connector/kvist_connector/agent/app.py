@@ -71,7 +71,6 @@ async def _serve(settings: AgentSettings) -> int:
             loop.add_signal_handler(number, agent.supervisor.stopping.set)
         runner = web.AppRunner(agent.application(), access_log=None, handler_cancellation=True)
         try:
-            control.check()
             agent.claim()
             await runner.setup()
             port = await _listen(runner, settings)

@@ -6,6 +6,7 @@ knows neither port nor token.
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from aiohttp import web
 
 from kvist_connector.errors import ConfigError
 
+log = logging.getLogger(__name__)
 # sun_path on Linux, with its final zero.
 _MAX_SOCKET_PATH = 107
 
@@ -29,15 +31,15 @@ class ControlSocket:
         self._path = control_path(path)
         self._listening = False
 
-    def check(self) -> None:
-        """Refuse a path that cannot be one, before anything is touched."""
-        if len(os.fsencode(self._path)) > _MAX_SOCKET_PATH:
-            raise ConfigError(
-                f"socket: {self._path} is longer than the {_MAX_SOCKET_PATH} bytes a Unix socket may have"
-            )
-
     async def listen(self, runner: web.AppRunner) -> None:
-        """Serve the application there too."""
+        """Serve the application there too, unless the path is too long: then only over HTTP."""
+        if len(os.fsencode(self._path)) > _MAX_SOCKET_PATH:
+            log.warning(
+                "%s is longer than the %d bytes a Unix socket may have: no commands are taken there",
+                self._path,
+                _MAX_SOCKET_PATH,
+            )
+            return
         self._path.unlink(missing_ok=True)
         before = os.umask(0o177)
         try:

@@ -328,6 +328,16 @@ async def test_the_command_succeeds_at_the_deadline_and_says_what_was_left(start
     )
 
 
+async def test_a_path_too_long_for_the_control_socket_stops_no_agent(tmp_path):
+    folder = tmp_path / ("x" * (107 - len(str(tmp_path)) - len("//agent.sock")))
+    folder.mkdir()
+    assert len(str(folder / "agent.sock")) == 107
+    agent = await AgentProcess.start(folder)
+    assert await agent.post(PATH, {"deadline": DEADLINE}) == (200, DONE)
+    assert not control_path(agent.socket).exists()
+    assert await agent.terminate() == 0
+
+
 def test_without_an_agent_the_command_fails_in_words(tmp_path):
     times = iter(range(1000))
     with pytest.raises(AgentGone, match="no agent answers"):
