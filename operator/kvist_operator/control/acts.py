@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from kvist_operator.control import reasons
@@ -15,26 +15,26 @@ from kvist_operator.control.journal import Journal
 from kvist_operator.control.pods import GATE, Pod
 from kvist_operator.control.resources import PODS, Object
 from kvist_operator.control.rollout import Action, Decision
-from kvist_operator.control.snapshot import ENGINE, ROUTER, Snapshot
+from kvist_operator.control.snapshot import ROUTER, Snapshot
 from kvist_operator.control.views import RouterView
 
 _UNSEEN: Final = RouterView("not asked")
 
 
-def opened(snapshot: Snapshot) -> tuple[Pod, ...]:
+def opened(pods: Collection[Pod], views: Mapping[str, RouterView]) -> tuple[Pod, ...]:
     """Pods whose readiness gate is to be opened: a ready router mirrors them. Pure.
 
     A router is ready only once it knows a healthy engine, which the first of a cluster may be long before its
     pod is ready; while no router is ready, the word of one that answers is enough.
     """
-    routers = [pod for pod in snapshot.of(ROUTER) if not pod.terminating]
+    routers = [pod for pod in pods if pod.component == ROUTER and not pod.terminating]
     asked = [pod for pod in routers if pod.ready] or routers
-    views = [snapshot.views.get(pod.name, _UNSEEN) for pod in asked]
+    words = [views.get(pod.name, _UNSEEN) for pod in asked]
     return tuple(
         pod
-        for pod in snapshot.of(ENGINE)
+        for pod in pods
         if pod.gate is False and pod.serving and not pod.terminating
-        if any(view.mirrors(pod.name) for view in views)
+        if any(view.mirrors(pod.name) for view in words)
     )
 
 

@@ -81,13 +81,18 @@ class Gatherer:
             pods=pods,
             now=now,
             kinds=kinds,
-            views=await self._views(pods),
+            views=await self.views(pods),
             drains=await self._drains(cluster, pods, begun, now, token),
             missing_secrets=found.missing,
             env_secrets=found.env,
             tiers=await ask_tiers(self._programs, cluster, pods, token),
             token=token,
         )
+
+    async def pods(self, namespace: str, name: str) -> tuple[Pod, ...]:
+        """Pods of one cluster."""
+        found, now = await self._api.list(PODS, namespace, cluster_labels(name)), self.now()
+        return tuple(pod_of(obj, _component(obj), now) for obj in found)
 
     async def optional_kinds(self) -> frozenset[str]:
         """Optional kinds that this API server has, asked again from time to time."""
@@ -105,7 +110,8 @@ class Gatherer:
         except (binascii.Error, UnicodeDecodeError):
             return ""
 
-    async def _views(self, pods: Iterable[Pod]) -> dict[str, RouterView]:
+    async def views(self, pods: Iterable[Pod]) -> dict[str, RouterView]:
+        """What each router says."""
         asked = [pod for pod in pods if pod.component == ROUTER and pod.address and not pod.terminating]
         answers = await asyncio.gather(*(self._view(pod) for pod in asked))
         return {pod.name: view for pod, view in zip(asked, answers, strict=True)}

@@ -152,7 +152,8 @@ class Reconciler:
         return mark_pods(rendered, snapshot.env_secrets)
 
     async def _act(self, snapshot: Snapshot, decision: Decision) -> None:
-        await self._acts.open_gates(snapshot.namespace, opened(snapshot), snapshot.now)
+        shut = opened(snapshot.pods, snapshot.views)
+        await self._acts.open_gates(snapshot.namespace, shut, snapshot.now)
         token = ""
         if decision.action in (Action.DRAIN, Action.UNDRAIN):
             token = await self._gatherer.token(snapshot.namespace, token_reference(snapshot.cluster))
@@ -180,6 +181,11 @@ class Reconciler:
         conditions = blocked(problem)
         status = blocked_status(raw, conditions, self._gatherer.now())
         await self._write_status(raw, status, conditions, memory)
+        # What runs is left alone, but must be able to come back: a pod of it may have been made anew.
+        namespace = raw["metadata"]["namespace"]
+        pods = await self._gatherer.pods(namespace, raw["metadata"]["name"])
+        shut = opened(pods, await self._gatherer.views(pods))
+        await self._acts.open_gates(namespace, shut, self._gatherer.now())
         return Outcome(again=BLOCKED_SECONDS)
 
     async def _write_status(

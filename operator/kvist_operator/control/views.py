@@ -26,6 +26,7 @@ class ReplicaView:
     healthy: bool = False
     mirrored: bool = False
     draining: bool = False
+    listed: bool = True  # its endpoint is ready and not ending: only then is it chosen
     models: tuple[str, ...] = ()
     problem: str = ""
 
@@ -67,7 +68,8 @@ class RouterView:
     def routes(self, model: str) -> bool:
         """Whether a request for the model would go to an engine that answers."""
         found = self.replicas.values()
-        return any(item.healthy and not item.draining and model in item.models for item in found)
+        chosen = (item for item in found if item.healthy and item.listed and not item.draining)
+        return any(model in item.models for item in chosen)
 
 
 def router_view(replicas: Any, metrics: str) -> RouterView:
@@ -103,6 +105,7 @@ def _replica(item: Mapping[str, Any]) -> ReplicaView:
         healthy=bool(item["healthy"]),
         mirrored=bool(item["mirrored"]),
         draining=bool(item["draining"]),
+        listed=bool(item.get("listed_ready", True)) and not item.get("terminating"),
         models=tuple(item.get("models") or ()),
         problem=str(item.get("problem") or item.get("feed", {}).get("problem") or ""),
     )

@@ -29,16 +29,18 @@ from kvist_operator.control.resources import (
 )
 
 STOP_SECONDS = 10.0
+# A change rarely comes alone: one reconciliation is for all that follow so soon.
+BURST_SECONDS = 0.3
 
 
 class Watches:
-    """`add` is called on the loop that `run` was called on. `namespaces` empty: all of them."""
+    """`add` gets a key and a delay, on the loop that `run` was called on. `namespaces` empty: all."""
 
     def __init__(
         self,
         api: Api,
         login: Callable[[], kopf.ConnectionInfo],
-        add: Callable[[Key], object],
+        add: Callable[[Key, float], object],
         namespaces: Iterable[str],
     ) -> None:
         self._api = api
@@ -54,13 +56,14 @@ class Watches:
         optional = await self._api.kinds(OPTIONAL_GROUP) & OPTIONAL_KINDS
         self._children = (*managed(optional), PODS)
         loop, stop = asyncio.get_running_loop(), threading.Event()
-        with ThreadPoolExecutor(1, thread_name_prefix="watches") as executor:
-            ended = loop.run_in_executor(executor, self._watch, loop, stop)
-            try:
-                await asyncio.shield(ended)
-            finally:
-                stop.set()
-                await asyncio.wait({ended}, timeout=STOP_SECONDS)
+        executor = ThreadPoolExecutor(1, thread_name_prefix="watches")
+        ended = loop.run_in_executor(executor, self._watch, loop, stop)
+        try:
+            await asyncio.shield(ended)
+        finally:
+            stop.set()
+            await asyncio.wait({ended}, timeout=STOP_SECONDS)
+            executor.shutdown(wait=False)
         raise RuntimeError("the watches ended")
 
     def _watch(self, loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
@@ -80,7 +83,7 @@ class Watches:
 
         def enqueue(namespace: str | None, name: str | None) -> None:
             if namespace and name and not loop.is_closed():
-                loop.call_soon_threadsafe(self._add, Key(namespace, name))
+                loop.call_soon_threadsafe(self._add, Key(namespace, name), BURST_SECONDS)
 
         async def on_cluster(namespace: str | None, name: str | None, **_: Any) -> None:
             enqueue(namespace, name)

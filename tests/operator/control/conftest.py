@@ -71,7 +71,7 @@ class FakePrograms:
         if self.silent:
             raise NoAnswer(self.silent)
         replicas = {
-            name: ReplicaView(True, self.mirror, name in self.draining, (MODEL,))
+            name: ReplicaView(True, self.mirror, name in self.draining, models=(MODEL,))
             for name, obj in self._world.pods("engine").items()
             if condition(obj, "ContainersReady") == "True"
         }

@@ -261,6 +261,24 @@ async def test_the_gate_opens_after_a_ready_router_mirrors_the_engine_and_only_o
     assert world.api.calls["patch", "", "pods/status"] == patches
 
 
+async def test_the_gate_of_a_pod_made_anew_opens_even_while_the_spec_is_wrong(world: World) -> None:
+    world.apply(engine={"replicas": 2})
+    await world.settle()
+    world.apply(engine={"replicas": 2, "dtype": "int3"})
+    await world.turn()
+    world.server.remove(PODS, NAMESPACE, "demo-engine-1")
+    for _ in range(3):
+        world.controllers()
+        await world.turn()
+    gates = [
+        c["status"]
+        for c in world.pods("engine")["demo-engine-1"]["status"]["conditions"]
+        if c["type"] == GATE
+    ]
+    assert gates == ["True"]
+    assert world.says("Degraded") == ("True", "InvalidSpec")
+
+
 async def test_ready_is_false_while_no_router_answers(world: World) -> None:
     world.apply()
     await world.settle()
