@@ -15,10 +15,11 @@ REVISION_LABEL: Final = "controller-revision-hash"
 STUCK_SECONDS: Final = 60.0
 RESTARTS: Final = 3
 
+_CRASHING: Final = "CrashLoopBackOff"
+_PULLING: Final = frozenset({"ImagePullBackOff", "ErrImagePull"})
 _REMEDIES: Final = {
     "CrashLoopBackOff": "read its log: kubectl logs --previous",
     "ImagePullBackOff": "check the image's name and imagePullSecrets",
-    "ErrImagePull": "check the image's name and imagePullSecrets",
     "ErrImageNeverPull": "load the image on the node, or let it be pulled",
     "InvalidImageName": "correct the image's name",
     "CreateContainerConfigError": "create the Secret or ConfigMap that it names",
@@ -27,7 +28,6 @@ _REMEDIES: Final = {
     "Unschedulable": "add a node that fits, or ask for less in resources",
     "OOMKilled": "raise its memory limit",
     "Failed": "read its log and kubectl describe pod",
-    "Restarting": "read its log: kubectl logs --previous",
 }
 
 
@@ -107,17 +107,19 @@ def _broken(status: Mapping[str, Any], conditions: Mapping[str, Any]) -> str:
 
 
 def _container(container: Mapping[str, Any]) -> str:
+    """The same words as long as it is the same trouble: kubelet's own change every few seconds."""
     waiting = (container.get("state") or {}).get("waiting") or {}
     last = (container.get("lastState") or {}).get("terminated") or {}
     reason, name = waiting.get("reason"), f"container {container['name']}"
-    if last.get("reason") == "OOMKilled" and not container.get("ready"):
+    if container.get("ready"):
+        return ""
+    if last.get("reason") == "OOMKilled":
         return _told("OOMKilled", f"{name} used more memory than its limit", None)
-    if reason in _REMEDIES:
-        code = f"last exit code {last['exitCode']}" if "exitCode" in last else waiting.get("message")
-        return _told(str(reason), name, code)
-    if not container.get("ready") and last and int(container.get("restartCount") or 0) >= RESTARTS:
-        return _told("Restarting", f"{name} keeps ending", f"last exit code {last.get('exitCode')}")
-    return ""
+    if reason == _CRASHING or (last and int(container.get("restartCount") or 0) >= RESTARTS):
+        return _told(_CRASHING, f"{name} keeps ending", f"last exit code {last.get('exitCode', 'unknown')}")
+    if reason in _PULLING:
+        return _told("ImagePullBackOff", name, container.get("image"))
+    return _told(str(reason), name, waiting.get("message")) if reason in _REMEDIES else ""
 
 
 def _told(reason: str, what: str, more: str | None) -> str:

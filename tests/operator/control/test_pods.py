@@ -70,7 +70,7 @@ def test_readiness_is_read_from_conditions_and_gates() -> None:
                     }
                 ]
             },
-            "CrashLoopBackOff: container engine (last exit code 2)",
+            "CrashLoopBackOff: container engine keeps ending (last exit code 2)",
             "read its log: kubectl logs --previous",
         ),
         (
@@ -93,11 +93,12 @@ def test_readiness_is_read_from_conditions_and_gates() -> None:
                     {
                         "name": "engine",
                         "ready": False,
+                        "image": "none:1",
                         "state": {"waiting": {"reason": "ErrImagePull", "message": "not found"}},
                     }
                 ]
             },
-            "ErrImagePull: container engine (not found)",
+            "ImagePullBackOff: container engine (none:1)",
             "check the image's name and imagePullSecrets",
         ),
         (
@@ -112,7 +113,7 @@ def test_readiness_is_read_from_conditions_and_gates() -> None:
                     }
                 ]
             },
-            "Restarting: container engine keeps ending (last exit code 1)",
+            "CrashLoopBackOff: container engine keeps ending (last exit code 1)",
             "read its log: kubectl logs --previous",
         ),
         ({"phase": "Failed", "reason": "Evicted"}, "Evicted: it ended", "see kubectl describe pod"),
