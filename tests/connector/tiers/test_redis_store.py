@@ -149,7 +149,7 @@ async def test_a_user_without_permissions_is_told(redis_server):
 
 
 async def test_a_cluster_member_is_told(redis_server):
-    server = await redis_server(cluster_enabled="yes")
+    server = await redis_server(cluster_enabled="yes", cluster_port=str(free_port()))
     async with opened(server.url) as store:
         with pytest.raises(TierError, match="member of a Redis Cluster"):
             await store.put_if_absent(key(1), [b"x"])
