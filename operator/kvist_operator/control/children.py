@@ -6,6 +6,7 @@ API server refuses changes nothing at all.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -112,15 +113,9 @@ class Children:
 
     async def _obstacle(self, objects: tuple[Object, ...], snapshot: Snapshot, uid: str) -> Problem | None:
         """Why these cannot be applied, found out without changing anything."""
-        for obj in objects:
-            resource, name = key_of(obj)
-            live = snapshot.child((resource, name))
-            labelled = live is not None
-            if live is None:
-                live = await self._api.get(resource, snapshot.namespace, name)
-            if live is not None and _foreign(live, uid, labelled=labelled):
-                message = f"{resource.kind} {name} belongs to another: delete it, or rename the cluster"
-                return Problem(reasons.NAME_TAKEN, message)
+        for taken in await asyncio.gather(*(self._taken(key_of(obj), snapshot, uid) for obj in objects)):
+            if taken:
+                return Problem(reasons.NAME_TAKEN, taken)
         for obj in objects:
             if resource_of(obj) in _PROGRAMS:
                 try:
@@ -128,6 +123,17 @@ class Children:
                 except Invalid as error:
                     return Problem(reasons.REFUSED, str(error))
         return None
+
+    async def _taken(self, key: ChildKey, snapshot: Snapshot, uid: str) -> str:
+        """Whose the name is, if it is not ours to use; empty otherwise."""
+        resource, name = key
+        live = snapshot.child(key)
+        labelled = live is not None
+        if live is None:
+            live = await self._api.get(resource, snapshot.namespace, name)
+        if live is None or not _foreign(live, uid, labelled=labelled):
+            return ""
+        return f"{resource.kind} {name} belongs to another: delete it, or rename the cluster"
 
 
 def _foreign(live: Object, uid: str, *, labelled: bool) -> bool:
