@@ -21,6 +21,7 @@ from kvist_operator.control.resources import (
     CLUSTERS,
     LABEL_INSTANCE,
     MANAGED_SELECTOR,
+    MANAGER,
     OPTIONAL_GROUP,
     OPTIONAL_KINDS,
     PODS,
@@ -72,6 +73,8 @@ class Watches:
                 registry=self._registry(loop),
                 settings=self._settings(),
                 standalone=True,
+                # Unused without peering. kopf would make one of the user's name, and a pod's UID has none.
+                identity=MANAGER,
                 clusterwide=not self._namespaces,
                 namespaces=self._namespaces,
                 stop_flag=stop,
