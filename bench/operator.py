@@ -59,7 +59,7 @@ async def _measure(count: int, idle: float) -> harness.Result:
         ):
             process, port = found
             seconds = await _converged(api, namespace, count)
-            calls = await _calls(session, port)
+            calls, times = await _calls(session, port), process.cpu_times()
             await asyncio.sleep(SETTLE_SECONDS)
             before = await _calls(session, port)
             await asyncio.sleep(idle)
@@ -68,13 +68,14 @@ async def _measure(count: int, idle: float) -> harness.Result:
     silent = after - before
     writes = sum(n for (verb, kind), n in silent.items() if verb not in READS and kind != "leases")
     reads = sum(n for (verb, _), n in silent.items() if verb in READS)
-    return _result(count, seconds, calls, memory, idle, writes, reads)
+    return _result(count, seconds, calls, times.user + times.system, memory, idle, writes, reads)
 
 
 def _result(
     count: int,
     seconds: float,
     calls: Counter[tuple[str, str]],
+    processor: float,
     memory: float,
     idle: float,
     writes: int,
@@ -83,12 +84,13 @@ def _result(
     per = seconds / count
     rows = tuple((verb, kind, str(n), f"{n / count:.1f}") for (verb, kind), n in sorted(calls.items()))
     return harness.Result(
-        headline=f"{count} CacheClusters converge in {seconds:.1f} s with {memory:.0f} MiB; "
-        f"{writes} writes in {idle:.0f} idle s",
+        headline=f"{count} CacheClusters converge in {seconds:.1f} s ({processor:.1f} s of processor) with "
+        f"{memory:.0f} MiB; {writes} writes in {idle:.0f} idle s",
         tables=(harness.Table("Calls until converged", ("verb", "resource", "calls", "per cluster"), rows),),
         figures={
             "clusters": count,
             "seconds": seconds,
+            "processor_seconds": processor,
             "calls": sum(calls.values()),
             "memory_mib": memory,
             "idle_seconds": idle,

@@ -314,6 +314,26 @@ async def test_ready_is_for_the_new_generation_only_once_old_pods_are_gone(world
     assert "False" in seen
 
 
+async def test_ready_does_not_flicker_while_replicas_are_added(world: World) -> None:
+    world.apply(engine={"replicas": 2})
+    await world.settle()
+    world.apply(engine={"replicas": 4})
+    for _ in range(10):
+        await world.turn()
+        assert world.says("Ready") == ("True", "Serving")
+        world.controllers()
+    assert world.status()["readyReplicas"] == 4
+
+
+async def test_a_controller_that_never_looks_is_told_in_the_end(world: World) -> None:
+    world.apply()
+    await world.settle()
+    world.apply(engine={"replicas": 1, "maxModelLen": 4096})
+    for _ in range(30):
+        await world.turn()
+    assert world.says("Ready") == ("False", "OldRevision")
+
+
 async def test_zero_replicas_serve_nothing_and_say_so(world: World) -> None:
     world.apply(engine={"replicas": 0})
     for _ in range(5):
