@@ -62,10 +62,21 @@ class Helm:
 @contextmanager
 def released(helm: Helm, namespace: str, **more: Any) -> Iterator[str]:
     """A release in a namespace, with its operator ready; uninstalled at the end. Yields its name."""
-    helm("upgrade", "--install", ACCOUNT, str(CHART), f"--namespace={namespace}", "--values=-", "--wait",
-         "--timeout=120s", stdin=json.dumps(values(namespace, **more)))  # fmt: skip
-    yield ACCOUNT
-    helm("uninstall", ACCOUNT, f"--namespace={namespace}", "--ignore-not-found", "--wait", "--timeout=120s")
+    try:
+        try:
+            helm("upgrade", "--install", ACCOUNT, str(CHART), f"--namespace={namespace}", "--values=-",
+                 "--wait", "--timeout=120s", stdin=json.dumps(values(namespace, **more)))  # fmt: skip
+        except BedError as error:
+            raise BedError(f"{error}\n{said(helm.kubectl, namespace)}") from error
+        yield ACCOUNT
+    finally:
+        helm("uninstall", ACCOUNT, f"--namespace={namespace}", "--ignore-not-found", "--wait",
+             "--timeout=120s")  # fmt: skip
+
+
+def said(kubectl: Kubectl, namespace: str) -> str:
+    """The end of what the operator logged."""
+    return kubectl("logs", f"deployment/{ACCOUNT}", f"--namespace={namespace}", "--tail=30")
 
 
 def refusals(kubectl: Kubectl, namespace: str) -> list[str]:
