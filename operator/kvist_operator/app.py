@@ -44,6 +44,7 @@ from kvist_operator.control.watch import Watches
 from kvist_operator.control.workers import Workers
 from kvist_operator.render.kube import Context, Images
 from kvist_operator.settings import OperatorSettings
+from kvist_operator.webhook.run import admission
 
 _log = logging.getLogger(__name__)
 
@@ -143,6 +144,7 @@ async def operating(settings: OperatorSettings, bare: Api, programs: Programs) -
     async with (
         serving(settings.host, settings.port, registry, operator.problem, operator.unready) as port,
         operator.running(),
+        admission(settings, fenced, context(settings), lambda: elector.leading, now, metrics),
     ):
         _log.info("%s: health checks and metrics on port %s", identity, port)
         yield replace(operator, port=port)

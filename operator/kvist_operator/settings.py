@@ -60,6 +60,34 @@ class LeaseSettings(Settings):
         return self
 
 
+class WebhookSettings(Settings):
+    """Advice on CacheClusters at admission; off without a configuration."""
+
+    configuration: str = Field(
+        default="",
+        pattern=rf"^$|{_NAME}",
+        max_length=253,
+        description="ValidatingWebhookConfiguration that the leader writes its authorities into; empty: off",
+    )
+    secret: str = Field(
+        default="kvist-webhook", pattern=_NAME, max_length=253, description="Secret with the certificates"
+    )
+    service: str = Field(
+        default="kvist-webhook", pattern=_NAME, max_length=63, description="Service that the API server calls"
+    )
+    names: tuple[str, ...] = Field(
+        default=(),
+        max_length=16,
+        description="YAML list of more DNS names or addresses that it is called by, for a configuration "
+        "with a url",
+    )
+    host: str = Field(default="0.0.0.0", description="address to listen on")
+    port: int = Field(default=8443, ge=0, le=65535, description="port to listen on; 0: any")
+    seconds: float = Field(
+        default=30.0, gt=0, description="pause between looks at Secret and configuration, seconds"
+    )
+
+
 class OperatorSettings(Settings):
     """Everything the operator can be told."""
 
@@ -97,3 +125,4 @@ class OperatorSettings(Settings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="log level")
     images: ImageSettings = Field(default=ImageSettings(), description="images of this release")
     lease: LeaseSettings = Field(default=LeaseSettings(), description="leader election")
+    webhook: WebhookSettings = Field(default=WebhookSettings(), description="validating webhook")

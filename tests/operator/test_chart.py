@@ -15,6 +15,8 @@ from kvist_connector.settings import validate
 from kvist_operator.control.resources import OPTIONAL_KINDS, managed
 from kvist_operator.render.kube import MANAGER
 from kvist_operator.settings import OperatorSettings
+from kvist_operator.webhook.run import place
+from kvist_operator.webhook.server import PATH_VALIDATE
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "kvist"
@@ -33,6 +35,7 @@ SETS = {
         "settings.workers=4",
         "logLevel=debug",
     ],
+    "webhook": ["webhook.enabled=true", "watchNamespaces={team-a,team-b}", "webhook.port=9443"],
 }
 
 
@@ -94,6 +97,9 @@ def test_helm_finds_nothing_to_complain_about(helm: str) -> None:
         "images.engine.pullPolicy=Never",
         "logLevel=loud",
         "settings.images.engine=x",
+        "settings.webhook.port=1",
+        "webhook.port=80",
+        "webhook.failurePolicy=Fail",
         "crds.keep=true",
     ],
 )
@@ -150,6 +156,55 @@ def test_rights_cover_every_kind_that_is_managed_and_name_each_verb(helm: str) -
     assert granted["", "secrets"] == {"get", "create"}
     assert granted["", "pods"] == {"get", "list", "watch"}
     assert not [rule for rule in rules if "*" in (*rule["verbs"], *rule["resources"], *rule["apiGroups"])]
+
+
+def test_the_webhook_never_stands_in_the_way(helm: str) -> None:
+    (configuration,) = of_kind(objects(helm, SETS["webhook"]), "ValidatingWebhookConfiguration")
+    (hook,) = configuration["webhooks"]
+    assert (hook["failurePolicy"], hook["timeoutSeconds"], hook["sideEffects"]) == ("Ignore", 5, "None")
+    assert hook["rules"][0]["operations"] == ["CREATE", "UPDATE"]
+    assert "deletionTimestamp" in hook["matchConditions"][0]["expression"]
+    assert hook["namespaceSelector"]["matchExpressions"][0]["values"] == ["team-a", "team-b"]
+    assert "caBundle" not in hook["clientConfig"]  # an upgrade leaves what the operator wrote
+
+
+def test_the_operator_finds_the_webhooks_objects_by_the_names_that_the_chart_gives(helm: str) -> None:
+    found = objects(helm, SETS["webhook"])
+    (config,) = of_kind(found, "ConfigMap")
+    settings = validate(OperatorSettings, yaml.safe_load(config["data"]["operator.yaml"]))
+    (configuration,) = of_kind(found, "ValidatingWebhookConfiguration")
+    service = configuration["webhooks"][0]["clientConfig"]["service"]
+    at = place(settings)
+    assert at.configuration == configuration["metadata"]["name"]
+    assert at.names == (f"{service['name']}.{service['namespace']}.svc",)
+    assert service["path"] == PATH_VALIDATE
+    (secret,) = of_kind(found, "Secret")
+    assert (at.namespace, at.secret) == (secret["metadata"]["namespace"], secret["metadata"]["name"])
+    assert "data" not in secret  # an upgrade leaves what the operator wrote
+    (deployment,) = of_kind(found, "Deployment")
+    ports = {
+        port["name"]: port["containerPort"]
+        for port in deployment["spec"]["template"]["spec"]["containers"][0]["ports"]
+    }
+    assert ports["webhook"] == settings.webhook.port == 9443
+
+
+def test_the_webhooks_rights_are_to_its_own_objects_by_name(helm: str) -> None:
+    found = objects(helm, SETS["webhook"])
+    (role,) = [item for item in of_kind(found, "Role") if item["metadata"]["name"] == "kvist-webhook"]
+    (rule,) = role["rules"]
+    assert (rule["resources"], rule["resourceNames"], rule["verbs"]) == (
+        ["secrets"],
+        ["kvist-webhook"],
+        ["get", "update"],
+    )
+    (cluster_role,) = of_kind(found, "ClusterRole")
+    (rule,) = cluster_role["rules"]
+    assert rule["resources"] == ["validatingwebhookconfigurations"]
+    assert rule["resourceNames"] == ["kvist-system-kvist-webhook"]
+    assert rule["verbs"] == ["get", "patch"]
+    off = objects(helm, [])
+    assert not of_kind(off, "ValidatingWebhookConfiguration") + of_kind(off, "Secret")
 
 
 @pytest.mark.parametrize("name", SETS)

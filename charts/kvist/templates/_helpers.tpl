@@ -9,6 +9,15 @@
 {{- else }}default{{ end -}}
 {{- end }}
 
+{{- define "kvist.webhook" -}}
+{{ include "kvist.name" . }}-webhook
+{{- end }}
+
+{{- /* Of the ValidatingWebhookConfiguration, which belongs to no namespace. */ -}}
+{{- define "kvist.webhookConfiguration" -}}
+{{ printf "%s-%s" .Release.Namespace (include "kvist.webhook" .) }}
+{{- end }}
+
 {{- define "kvist.selector" -}}
 app.kubernetes.io/name: kvist-operator
 app.kubernetes.io/instance: {{ .Release.Name }}

@@ -122,8 +122,22 @@ class ObjectStore(Section):
 class Remote(Section):
     """Tiers that all replicas share."""
 
+    model_config = rules(
+        (
+            "!has(self.whenDeleted) || self.whenDeleted == 'Retain'",
+            "shared tiers are not cleared with their cluster in this release: leave whenDeleted out and run "
+            "kvist clear before the deletion",
+        ),
+    )
+
     redis: Redis | None = Field(default=None, description="Redis tier. Default: none.")
     object_store: ObjectStore | None = Field(default=None, description="Object store tier. Default: none.")
+    when_deleted: Literal["Retain", "Clear"] = Field(
+        default="Retain",
+        description="What becomes of chunks in external Redis and object store when the cluster is deleted. "
+        "Retain: the next cluster of this model finds them. Clear is not in this release: kvist clear does "
+        "it by hand. A managed Redis goes with its cluster. Kubernetes only. Default: Retain.",
+    )
 
 
 class Compression(Section):

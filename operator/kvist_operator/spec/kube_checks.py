@@ -111,6 +111,19 @@ def in_this_release(cluster: CacheCluster, facts: Facts) -> Violation | None:
     return None
 
 
+def remote_data_stays(cluster: CacheCluster, facts: Facts) -> Violation | None:
+    """Children go at once with their cluster: no agent is left that could clear a shared tier."""
+    wished = cluster.spec.cache.remote.when_deleted
+    if wished == "Retain":
+        return None
+    return Violation(
+        "spec.cache.remote.whenDeleted",
+        wished,
+        "this release does not clear shared tiers with their cluster",
+        "leave it out, and run kvist clear before the deletion",
+    )
+
+
 def egress_is_restricted(cluster: CacheCluster, facts: Facts) -> Violation | None:
     """Exceptions from a rule that is off."""
     policy = cluster.spec.security.network_policy
@@ -138,5 +151,6 @@ KUBE_CHECKS: Final[tuple[Check, ...]] = (
     devices_match,
     claim_holds_disk,
     in_this_release,
+    remote_data_stays,
     egress_is_restricted,
 )

@@ -23,6 +23,7 @@ KUBERNETES_ONLY: Final = frozenset(
         "spec.cache.disk.volumeClaimTemplate",
         "spec.cache.disk.retention",
         "spec.cache.remote.redis.managed",
+        "spec.cache.remote.whenDeleted",
         "spec.cache.compression",
         "spec.cache.encryption",
         "spec.router.replicas",
