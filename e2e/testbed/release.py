@@ -75,8 +75,11 @@ def released(helm: Helm, namespace: str, **more: Any) -> Iterator[str]:
 
 
 def said(kubectl: Kubectl, namespace: str) -> str:
-    """The end of what the operator logged."""
-    return kubectl("logs", f"deployment/{ACCOUNT}", f"--namespace={namespace}", "--tail=30")
+    """The end of what the operator logged, or why there is none."""
+    try:
+        return kubectl("logs", f"deployment/{ACCOUNT}", f"--namespace={namespace}", "--tail=30")
+    except BedError as error:
+        return str(error)
 
 
 def refusals(kubectl: Kubectl, namespace: str) -> list[str]:
