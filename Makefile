@@ -59,8 +59,10 @@ e2e-api: setup ## the tests on a real API server that need no pods: minutes
 	@e2e/build --group api
 	e2e/cluster api-only
 	$(RUN)/pytest e2e/tests -m e2e_api $(ARGS)
+	KUBECONFIG=$$(e2e/cluster kubeconfig) $(RUN)/pytest $$(grep -rl KUBECONFIG tests --include='test_*.py')
 
 e2e: e2e-up ## all tests on the e2e cluster
+	e2e/images
 	$(RUN)/pytest e2e/tests $(ARGS)
 
 reference: setup ## write docs/reference.md, docs/api.md and the CRD from the code

@@ -34,6 +34,9 @@ def main() -> int:
         refuse_unusable(here)
         if options.action == "status":
             return status(here)
+        if options.action == "kubeconfig":
+            print(here.kubeconfig)
+            return 0
         if options.action == "exec":
             return run_inside(here, options.command)
         with turn(here):
@@ -52,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     actions.add_parser("api-only", help="etcd, API server and controller manager: no pods")
     actions.add_parser("down", help="end and remove everything")
     actions.add_parser("status", help="what runs, and the kubeconfig; exit status 3 when nothing does")
+    actions.add_parser("kubeconfig", help="print the path of the administrator's kubeconfig")
     inside = actions.add_parser("exec", help="run a command in the bed's namespaces")
     inside.add_argument("command", nargs=argparse.REMAINDER)
     return made

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from testbed.bed import BedError
 from testbed.kube import Kubectl
 from testbed.programs import CHECKOUT
 
@@ -22,19 +21,6 @@ def manifest(path: Path = MINIMAL) -> dict[str, Any]:
     """The CacheCluster of an example."""
     found = [item for item in yaml.safe_load_all(path.read_text()) if item and item["kind"] == "CacheCluster"]
     return copy.deepcopy(found[0])
-
-
-def merged(base: Any, change: Any) -> Any:
-    """JSON merge patch, None removes."""
-    if not isinstance(change, dict):
-        return change
-    result = dict(base) if isinstance(base, dict) else {}
-    for key, value in change.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merged(result.get(key), value)
-    return result
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -70,21 +56,6 @@ def test_status_is_a_subresource_that_the_spec_does_not_touch(kubectl: Kubectl, 
     found = kubectl.get(f"cc/{name}", f"--namespace={namespace}")
     assert found["status"]["endpoint"] == "somewhere"
     assert found["metadata"]["generation"] == 1
-
-
-REFUSED = {
-    "a model without a name or a volume": ({"spec": {"model": None}}, "spec.model"),
-    "a field that does not exist": ({"spec": {"cache": {"memori": "1Gi"}}}, "memori"),
-    "a negative number of replicas": ({"spec": {"engine": {"replicas": -1}}}, "spec.engine.replicas"),
-    "a number where words belong": ({"spec": {"model": {"name": 7}}}, "spec.model.name"),
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_a_bad_spec_is_refused_by_the_api_server(kubectl: Kubectl, namespace: str, what: str) -> None:
-    change, named = REFUSED[what]
-    with pytest.raises(BedError, match=named):
-        create(kubectl, namespace, merged(manifest(), change), "--dry-run=server")
 
 
 def create(kubectl: Kubectl, namespace: str, body: dict[str, Any], *flags: str) -> None:
