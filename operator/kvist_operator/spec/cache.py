@@ -125,8 +125,8 @@ class Remote(Section):
     model_config = rules(
         (
             "!has(self.whenDeleted) || self.whenDeleted == 'Retain'",
-            "shared tiers are not cleared with their cluster in this release: leave whenDeleted out and run "
-            "kvist clear before the deletion",
+            "shared tiers are not cleared with their cluster in this release: leave whenDeleted out and let "
+            "an agent clear them before the deletion",
         ),
     )
 
@@ -135,8 +135,8 @@ class Remote(Section):
     when_deleted: Literal["Retain", "Clear"] = Field(
         default="Retain",
         description="What becomes of chunks in external Redis and object store when the cluster is deleted. "
-        "Retain: the next cluster of this model finds them. Clear is not in this release: kvist clear does "
-        "it by hand. A managed Redis goes with its cluster. Kubernetes only. Default: Retain.",
+        "Retain: the next cluster of this model finds them. Clear is not in this release: an agent "
+        "does it on request. A managed Redis goes with its cluster. Kubernetes only. Default: Retain.",
     )
 
 

@@ -120,7 +120,7 @@ def remote_data_stays(cluster: CacheCluster, facts: Facts) -> Violation | None:
         "spec.cache.remote.whenDeleted",
         wished,
         "this release does not clear shared tiers with their cluster",
-        "leave it out, and run kvist clear before the deletion",
+        "leave it out, and let an agent clear them before the deletion",
     )
 
 

@@ -138,7 +138,7 @@ def test_what_cannot_be_carried_out_is_refused_with_field_value_and_remedy() -> 
 def test_clearing_shared_tiers_at_deletion_is_refused_in_words() -> None:
     said = reviewed(cluster(cache={"remote": {"whenDeleted": "Clear"}}))["status"]["message"]
     assert said.startswith("spec.cache.remote.whenDeleted: Clear is not possible")
-    assert "kvist clear" in said
+    assert "let an agent clear them" in said
     assert reviewed(cluster(cache={"remote": {"whenDeleted": "Retain"}}))["allowed"] is True
 
 
