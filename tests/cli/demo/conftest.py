@@ -43,6 +43,7 @@ class World:
     wrong_tier: str = ""  # answers from there differ
     broken: bool = False  # the router answers 500
     ids: Iterator[int] = field(default_factory=count)
+    chats: Iterator[int] = field(default_factory=lambda: count(1))
     served: int = 0
     asked: int = 0  # times that the router's replicas were looked at
     on_chat: Callable[[int], None] = lambda count: None
@@ -125,7 +126,7 @@ class Handler(BaseHTTPRequestHandler):
             self._json({"error": {"message": "out of order"}}, 500)
             return
         self.world.requests.append({**body, "asked": self.world.asked})
-        self.world.on_chat(len(self.world.requests))
+        self.world.on_chat(next(self.world.chats))  # each number once, whoever asks at the same time
         tokens = tokens_of(body["messages"])
         hits = self.world.reuse(tokens)
         number = str(next(self.world.ids))
