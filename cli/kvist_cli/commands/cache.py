@@ -40,8 +40,8 @@ Examples:
 
   kvist clear demo --tier all
 
-Chunks that a running request uses stay and are counted. Redis and object store are cleared for every agent that shares
-them, and --tier all includes them.
+Chunks that a running request uses stay and are counted. Redis and object store are cleared for every
+agent that shares them, and --tier all includes them.
 """
 
 
