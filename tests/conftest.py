@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -17,6 +18,11 @@ hypothesis.settings.register_profile(
     "kvist", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("kvist")
+
+
+def pytest_configure() -> None:
+    """Ctrl-C works in tests and in what they start, also where a shell runs them in its background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
