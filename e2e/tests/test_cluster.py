@@ -16,6 +16,15 @@ pytestmark = [
     pytest.mark.usefixtures("node", "crd"),
     pytest.mark.timeout(1200),
 ]
+ARENA = 128 * 1024**2
+STAT = "cat /sys/fs/cgroup/memory/memory.stat /sys/fs/cgroup/memory.stat 2>/dev/null || true"
+
+
+def shared_memory(kubectl: Kubectl, namespace: str, container: str) -> int:
+    """Bytes of shared memory that the container's cgroup, of version 1 or 2, is charged for."""
+    words = ("exec", "demo-engine-0", f"--namespace={namespace}", f"--container={container}", "--")
+    lines = kubectl(*words, "sh", "-c", STAT).splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("shmem "))
 
 
 def test_apply_ready_warm_hit_delete(kubectl: Kubectl, machine_folders: str) -> None:
@@ -35,6 +44,9 @@ def test_apply_ready_warm_hit_delete(kubectl: Kubectl, machine_folders: str) -> 
         assert warm.replica == "demo-engine-0"
         actual = decision(kubectl, namespace, "demo", warm.request)["actual"]
         assert sum(actual["hit_tokens"].values()) >= 512
+        # The agent touches the arena first, so it pays for it, not the engine.
+        assert shared_memory(kubectl, namespace, "agent") >= ARENA
+        assert shared_memory(kubectl, namespace, "engine") < ARENA
         kubectl("delete", "cc/demo", f"--namespace={namespace}", "--timeout=60s", seconds=70)
         selector = "--selector=app.kubernetes.io/instance=demo"
         until("no pods", lambda: not kubectl.get("pods", f"--namespace={namespace}", selector), 120)
