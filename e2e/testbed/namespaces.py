@@ -84,12 +84,16 @@ def entering(first: Process, *command: str) -> list[str]:
 
 def strays(bed: Bed) -> list[Process]:
     """First processes of this bed, found by their environment."""
+    return marked(f"{MARK}={bed.state}\0")
+
+
+def marked(text: str) -> list[Process]:
+    """First processes whose environment holds the text."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            marked = f"{MARK}={bed.state}\0".encode() in (folder / "environ").read_bytes()
-            first = marked and "NSpid:\t" + folder.name + "\t1\n" in (folder / "status").read_text()
-            if first:
+            held = text.encode() in (folder / "environ").read_bytes()
+            if held and f"NSpid:\t{folder.name}\t1\n" in (folder / "status").read_text():
                 found.append(describe(int(folder.name)))
         except OSError:
             continue  # it ended while we looked

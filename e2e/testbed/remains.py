@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from testbed.bed import Bed, BedError
-from testbed.namespaces import MADE
+from testbed.namespaces import MADE, MARK, marked
 from testbed.waiting import until
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -56,6 +56,7 @@ def remove_folders(bed: Bed) -> None:
         raise BedError(f"{under[0]} is a mount in the bed's folder that the bed did not make; unmount it")
     if bed.state.exists():
         shutil.rmtree(bed.state)
-    for path in MADE:
+    # Removing a mount point takes the mount away from every namespace, another bed's too.
+    for path in MADE if not marked(f"{MARK}=") else ():
         with contextlib.suppress(OSError):
             os.rmdir(path)

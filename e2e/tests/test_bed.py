@@ -23,18 +23,23 @@ from testbed.waiting import until
 pytestmark = pytest.mark.e2e_api
 
 
+def another(state: Path, number: int) -> Bed:
+    """A bed that shares no name or address with the usual one."""
+    return Bed(
+        state,
+        link=f"kvist-e2e-{number}",
+        machine=f"172.30.{number}.2",
+        address=f"172.30.{number}.1",
+        services=f"10.{number}.0.0/16",
+        api_service=f"10.{number}.0.1",
+        pods=f"10.24{number}.0.0/24",
+    )
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Runner]:
     """Namespaces with a link and an etcd, beside the bed that the other tests use."""
-    bed = Bed(
-        tmp_path / "bed",
-        link="kvist-e2e-self",
-        machine="172.30.9.2",
-        address="172.30.9.1",
-        services="10.97.0.0/16",
-        api_service="10.97.0.1",
-        pods="10.245.0.0/24",
-    )
+    bed = another(tmp_path / "bed", 8)
     down(bed)
     runner = Runner(bed, catalogue(), begin(bed))
     start_etcd(runner)
@@ -79,6 +84,15 @@ def test_down_finds_a_bed_whose_record_was_lost(small: Runner) -> None:
     down(small.bed)
     assert not alive(small.record.first)
     assert not small.bed.state.exists()
+
+
+def test_down_leaves_other_beds_as_they_are(small: Runner, tmp_path: Path) -> None:
+    mounted = small.run("cat", "/proc/self/mountinfo")
+    second = another(tmp_path / "second", 9)
+    begin(second)
+    down(second)
+    assert small.run("cat", "/proc/self/mountinfo") == mounted
+    assert small.record.dead() == []
 
 
 def test_everything_ends_with_the_first_process(small: Runner) -> None:
