@@ -26,6 +26,7 @@ from kvist_operator.control.acts import Acts
 from kvist_operator.control.api import Api, Key
 from kvist_operator.control.ask import HttpPrograms, Programs
 from kvist_operator.control.counted import CountedApi
+from kvist_operator.control.errors import ApiError
 from kvist_operator.control.fenced import FencedApi
 from kvist_operator.control.gather import Gatherer
 from kvist_operator.control.health import serving
@@ -33,6 +34,7 @@ from kvist_operator.control.journal import Journal
 from kvist_operator.control.lease import Elector, LeaseTerms
 from kvist_operator.control.login import login
 from kvist_operator.control.metrics import Metrics
+from kvist_operator.control.parting import Parting
 from kvist_operator.control.poll import RouterPoll
 from kvist_operator.control.queue import Backoff, WorkQueue
 from kvist_operator.control.reconcile import Reconciler
@@ -42,6 +44,7 @@ from kvist_operator.control.supervise import supervised
 from kvist_operator.control.sweep import Sweep
 from kvist_operator.control.watch import Watches
 from kvist_operator.control.workers import Workers
+from kvist_operator.release import HANDOVER_SECONDS, release
 from kvist_operator.render.kube import Context, Images
 from kvist_operator.settings import OperatorSettings
 from kvist_operator.webhook.run import admission
@@ -52,22 +55,29 @@ _EXAMPLES = """examples:
   python -m kvist_operator                                   # in a pod: its service account, all namespaces
   KUBECONFIG=admin.conf python -m kvist_operator --watch-namespaces '[team-a, team-b]'
   python -m kvist_operator --config operator.yaml --print-config
+  python -m kvist_operator release --config operator.yaml    # before it is uninstalled
 """
 
 
 def run(arguments: list[str]) -> int:
     """Parse, build, work until a signal; returns the exit status."""
-    parsed = _parser().parse_args(arguments)
+    releasing = arguments[:1] == ["release"]
+    parsed = (_release_parser() if releasing else _parser()).parse_args(
+        arguments[1:] if releasing else arguments
+    )
     try:
         settings = load(OperatorSettings, parsed, os.environ, names.ENV_OPERATOR)
         if parsed.print_config:
             sys.stdout.write(to_yaml(settings))
             return 0
         _configure_logs(settings.log_level)
-        asyncio.run(_until_signal(settings))
+        asyncio.run(_release(settings, parsed.deployment) if releasing else _until_signal(settings))
     except ConfigError as error:
         sys.stderr.write(f"kvist-operator: {error}\n")
         return 2
+    except ApiError as error:
+        sys.stderr.write(f"kvist-operator: API server: {error}\n")
+        return 1
     return 0
 
 
@@ -81,6 +91,25 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"kvist {version('kvist')}")
     add_flags(parser, OperatorSettings)
     return parser
+
+
+def _release_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvist-operator release",
+        description="Takes the operator's finalizer off all CacheClusters: no deletion waits for it then.",
+    )
+    parser.add_argument("--deployment", metavar="NAME", help="the operator's Deployment, scaled to 0 first")
+    add_flags(parser, OperatorSettings)
+    return parser
+
+
+async def _release(settings: OperatorSettings, deployment: str | None) -> None:
+    async with RestApi(login, settings.api_seconds) as api:
+        elector = Elector(api, terms(settings, settings.identity or f"release_{secrets.token_hex(4)}"))
+        place = (settings.namespace, deployment) if deployment is not None else None
+        seconds = settings.lease.duration_seconds + HANDOVER_SECONDS
+        freed = await release(api, elector, settings.watch_namespaces or (None,), place, seconds)
+    _log.info("%s CacheClusters had the finalizer", freed)
 
 
 def _configure_logs(level: str) -> None:
@@ -121,7 +150,8 @@ async def operating(settings: OperatorSettings, bare: Api, programs: Programs) -
     journal = Journal(fenced, clock, now)
     gatherer = Gatherer(fenced, programs, now, clock)
     acts = Acts(fenced, programs, journal)
-    reconciler = Reconciler(fenced, gatherer, acts, journal, context(settings), clock)
+    parting = Parting(fenced, programs, gatherer, journal)
+    reconciler = Reconciler(fenced, gatherer, acts, parting, journal, context(settings), clock)
     workers = Workers(queue, reconciler, metrics, clock, settings.workers)
     poll = RouterPoll(programs, reconciler.known, queue.add, clock)
     namespaces = settings.watch_namespaces or (None,)

@@ -154,7 +154,7 @@ def test_rights_cover_every_kind_that_is_managed_and_name_each_verb(helm: str) -
         wanted = {"get", "list", "watch", "create", "patch", "delete"}
         assert granted[kind.group, kind.plural] == wanted, kind.plural
     assert granted["", "secrets"] == {"get", "create"}
-    assert granted["", "pods"] == {"get", "list", "watch"}
+    assert granted["", "pods"] == {"list", "watch"}
     assert not [rule for rule in rules if "*" in (*rule["verbs"], *rule["resources"], *rule["apiGroups"])]
 
 
@@ -210,12 +210,50 @@ def test_the_webhooks_rights_are_to_its_own_objects_by_name(helm: str) -> None:
 @pytest.mark.parametrize("name", SETS)
 def test_its_pods_are_restricted(helm: str, name: str) -> None:
     found = objects(helm, SETS[name])
-    bodies = [item["spec"]["template"]["spec"] for item in of_kind(found, "Deployment")]
+    programs = of_kind(found, "Deployment") + of_kind(found, "Job")
+    bodies = [item["spec"]["template"]["spec"] for item in programs]
     for body in (*bodies, *(item["spec"] for item in of_kind(found, "Pod"))):
         assert body["securityContext"]["runAsNonRoot"] is True
         for container in body["containers"]:
             assert container["securityContext"]["readOnlyRootFilesystem"] is True
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize("name", ["default", "namespaced"])
+def test_before_an_uninstall_a_job_of_its_own_frees_the_clusters(helm: str, name: str) -> None:
+    hooks = [
+        item
+        for item in objects(helm, SETS[name])
+        if item["metadata"].get("annotations", {}).get("helm.sh/hook") == "pre-delete"
+    ]
+    (job,) = of_kind(hooks, "Job")
+    body = job["spec"]["template"]["spec"]
+    assert body["containers"][0]["command"][2:] == ["kvist_operator", "release"]
+    assert body["containers"][0]["args"][-2:] == ["--deployment", "kvist"]
+    (account,) = of_kind(hooks, "ServiceAccount")
+    assert body["serviceAccountName"] == account["metadata"]["name"] == "kvist-release"
+    granted = {
+        (resource, verb, *rule.get("resourceNames", ()))
+        for role in of_kind(hooks, "Role") + of_kind(hooks, "ClusterRole")
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert granted == {
+        ("cacheclusters", "get"),
+        ("cacheclusters", "list"),
+        ("cacheclusters", "patch"),
+        ("deployments/scale", "patch", "kvist"),
+        ("leases", "create"),
+        ("leases", "get", "kvist"),
+        ("leases", "update", "kvist"),
+    }
+    weights = {item["kind"]: int(item["metadata"]["annotations"]["helm.sh/hook-weight"]) for item in hooks}
+    assert max(weights, key=weights.__getitem__) == "Job"
+
+
+def test_the_hook_can_be_left_out(helm: str) -> None:
+    assert not of_kind(objects(helm, ["uninstall.release=false"]), "Job")
 
 
 def test_clusters_admit_the_operators_pods_by_their_label(helm: str) -> None:

@@ -43,7 +43,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "kvist.rules" -}}
 - apiGroups: [kvist.dev]
   resources: [cacheclusters]
-  verbs: [get, list, watch]
+  verbs: [get, list, watch, patch]
 - apiGroups: [kvist.dev]
   resources: [cacheclusters/status]
   verbs: [patch]
@@ -70,7 +70,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [""]
   resources: [pods/status]
   verbs: [patch]
@@ -88,6 +88,46 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [get, list, watch]
+{{- end }}
+
+{{- define "kvist.release" -}}
+{{ include "kvist.name" . }}-release
+{{- end }}
+
+{{- define "kvist.releaseAccount" -}}
+{{- if and .Values.rbac.create .Values.serviceAccount.create }}{{ include "kvist.release" . }}
+{{- else }}{{ include "kvist.account" . }}{{ end -}}
+{{- end }}
+
+{{- /* Metadata of the objects of the pre-delete hook: (list $ namespace weight suffix). */ -}}
+{{- define "kvist.releaseMeta" -}}
+{{- $root := index . 0 }}{{ $namespace := index . 1 }}{{ $name := include "kvist.release" $root -}}
+{{ if $namespace -}}
+name: {{ $name }}{{ if gt (len .) 3 }}{{ index . 3 }}{{ end }}
+namespace: {{ $namespace }}
+{{- else }}
+name: {{ printf "%s-%s" $root.Release.Namespace $name }}
+{{- end }}
+labels:
+  app.kubernetes.io/name: kvist-release
+  app.kubernetes.io/instance: {{ $root.Release.Name }}
+  app.kubernetes.io/part-of: kvist
+annotations:
+  helm.sh/hook: pre-delete
+  helm.sh/hook-weight: {{ index . 2 | quote }}
+  helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end }}
+
+{{- define "kvist.releaseRules" -}}
+- apiGroups: [kvist.dev]
+  resources: [cacheclusters]
+  verbs: [get, list, patch]
+{{- end }}
+
+{{- define "kvist.releaseSubjects" -}}
+- kind: ServiceAccount
+  name: {{ include "kvist.releaseAccount" . }}
+  namespace: {{ .Release.Namespace }}
 {{- end }}
 
 {{- define "kvist.podSecurity" -}}

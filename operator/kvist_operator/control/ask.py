@@ -1,4 +1,4 @@
-"""Questions to programs of a cluster over HTTP: routers' views, agents' drains.
+"""Questions to programs of a cluster over HTTP: routers' views, agents' drains and tiers.
 
 Every question has one short deadline, and no answer is `NoAnswer`: the caller goes on without.
 """
@@ -35,6 +35,10 @@ class Programs(Protocol):
         """Shared tiers of an engine: name -> why its last operation failed, else "". Raises NoAnswer."""
         ...
 
+    async def clear(self, pod: Pod, token: str, seconds: float, *, shared: bool) -> dict[str, int]:
+        """Clear an agent's shared tiers, or those of its own; chunks removed by tier. Raises NoAnswer."""
+        ...
+
 
 class HttpPrograms:
     """`session` is the caller's."""
@@ -68,6 +72,26 @@ class HttpPrograms:
         except (KeyError, TypeError, AttributeError) as error:
             raise NoAnswer(f"{pod.name}: its answer is not that of an agent") from error
 
+    async def clear(self, pod: Pod, token: str, seconds: float, *, shared: bool) -> dict[str, int]:
+        """As Programs. Which chunks a shared tier has for it an agent knows only from its engine."""
+        base = _base(pod, "agent", names.PORT_AGENT)
+        stats = await self._ask("GET", base + names.PATH_STATS, _bearer(token))
+        try:
+            known, tiers = (
+                stats["fingerprint"],
+                [tier for tier in stats["tiers"] if (tier in SHARED) == shared],
+            )
+        except (KeyError, TypeError) as error:
+            raise NoAnswer(f"{pod.name}: its answer is not that of an agent") from error
+        if shared and not known:
+            raise NoAnswer(f"{pod.name}: its agent has not met its engine, so it does not know the chunks")
+        removed = {}
+        for tier in tiers:
+            url = base + names.PATH_CLEAR
+            answer = await self._ask("POST", url, _bearer(token), {"tier": tier}, seconds=seconds)
+            removed[tier] = int(answer["chunks"])
+        return removed
+
     async def _ask(
         self,
         method: str,
@@ -75,17 +99,19 @@ class HttpPrograms:
         headers: Mapping[str, str] | None = None,
         body: object = None,
         as_text: bool = False,
+        seconds: float | None = None,
     ) -> Any:
+        deadline = self._deadline if seconds is None else seconds
         try:
             async with (
-                asyncio.timeout(self._deadline),
+                asyncio.timeout(deadline),
                 self._session.request(method, url, headers=headers, json=body) as answer,
             ):
                 if answer.status != 200:
                     raise NoAnswer(f"{method} {url}: HTTP {answer.status}")
                 return await answer.text() if as_text else await answer.json()
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            reason = f"no answer within {self._deadline:g} s" if isinstance(error, TimeoutError) else error
+            reason = f"no answer within {deadline:g} s" if isinstance(error, TimeoutError) else error
             raise NoAnswer(f"{method} {url}: {reason or type(error).__name__}") from error
 
 

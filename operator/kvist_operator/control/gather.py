@@ -171,8 +171,16 @@ async def _tiers(programs: Programs, pod: Pod, token: str) -> dict[str, str] | N
 
 def token_reference(cluster: CacheCluster) -> SecretRef:
     """Where the token of the agents' controls is: the user's, or the one that the operator makes."""
-    given = cluster.spec.security.token
-    return given or SecretRef.model_validate({"name": f"{cluster.name}-token"})
+    return cluster.spec.security.token or _own_token(cluster.name)
+
+
+def default_token(raw: Object) -> SecretRef:
+    """The same of an object whose spec cannot be read."""
+    return _own_token(raw["metadata"]["name"])
+
+
+def _own_token(name: str) -> SecretRef:
+    return SecretRef.model_validate({"name": f"{name}-token"})
 
 
 def drain_begun(obj: Object) -> datetime.datetime | None:

@@ -113,6 +113,13 @@ class Elector:
             await self.turn()
             await self._sleep(self.pause())
 
+    async def lead(self) -> None:
+        """Until this operator leads; for a short task that renews nothing. The caller sets a deadline."""
+        await self.turn()
+        while not self.leading:
+            await self._sleep(self._terms.retry)
+            await self.turn()
+
     async def turn(self) -> None:
         """One look at the lease, and what follows from it."""
         started = self._clock()

@@ -53,6 +53,8 @@ EVICTED: Final = "Evicted"
 EVICTION_REFUSED: Final = "EvictionRefused"
 PRUNED: Final = "Pruned"
 REPAIRED: Final = "Repaired"
+CLEARED: Final = "Cleared"
+CHUNKS_STAY: Final = "ChunksStay"
 
 MEANING: Final[Mapping[str, str]] = {
     ALL_READY: "All wanted pods are ready and of the current revision.",
@@ -95,4 +97,6 @@ MEANING: Final[Mapping[str, str]] = {
     EVICTION_REFUSED: "Event: a disruption budget refuses the eviction; it is tried again.",
     PRUNED: "Event: an object that is no longer part of the cluster was deleted.",
     REPAIRED: "Event: an object that somebody else changed was set back.",
+    CLEARED: "Event: the shared tiers were cleared before the cluster went.",
+    CHUNKS_STAY: "Event: the cluster went and its chunks stay in the shared tiers; the message says why.",
 }

@@ -24,8 +24,9 @@ from kvist_operator.control.changes import ChildKey, Left
 from kvist_operator.control.children import Children, Written
 from kvist_operator.control.conditions import Condition, Problem, Type, blocked, evaluate
 from kvist_operator.control.errors import Forbidden, Invalid, NotFound, OperatorError
-from kvist_operator.control.gather import Gatherer, token_reference
+from kvist_operator.control.gather import Gatherer, default_token, token_reference
 from kvist_operator.control.journal import Journal
+from kvist_operator.control.parting import Parting
 from kvist_operator.control.resources import CLUSTERS, Object
 from kvist_operator.control.rollout import Action, Decision, decide
 from kvist_operator.control.secret_values import mark_pods
@@ -57,6 +58,7 @@ class Memory:
     unseen_turns: int = 0
     busy_turns: int = 0  # in a row, without a change of the status
     snapshot: Snapshot | None = None
+    not_cleared: str = ""  # under deletion: why the shared tiers are not cleared yet
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Reconciler:
         api: Api,
         gatherer: Gatherer,
         acts: Acts,
+        parting: Parting,
         journal: Journal,
         context: Context,
         clock: Callable[[], float],
@@ -83,6 +86,7 @@ class Reconciler:
         self._gatherer = gatherer
         self._children = Children(api)
         self._acts = acts
+        self._parting = parting
         self._journal = journal
         self._context = context
         self._clock = clock
@@ -100,16 +104,28 @@ class Reconciler:
             self._memory.pop(key, None)
             return Outcome(gone=True)
         if raw["metadata"].get("deletionTimestamp"):
-            return Outcome()  # its children go with it by their owner reference
+            return await self._leaving(raw, self._memory.setdefault(key, Memory()))
         memory = self._memory.setdefault(key, Memory())
-        cluster = typed(raw)
-        if isinstance(cluster, Problem):
-            return await self._blocked(raw, memory, cluster)
         try:
+            raw = await self._parting.keep_mark(raw)
+            cluster = typed(raw)
+            if isinstance(cluster, Problem):
+                return await self._blocked(raw, memory, cluster)
             return await self._turn(raw, cluster, memory)
         except (Invalid, Forbidden) as error:
             reason = reasons.FORBIDDEN if isinstance(error, Forbidden) else reasons.REFUSED
             return await self._blocked(raw, memory, Problem(reason, str(error)))
+
+    async def _leaving(self, raw: Object, memory: Memory) -> Outcome:
+        """Its children go with it by their owner reference, once nothing holds it any more."""
+        cluster = typed(raw)
+        reference = default_token(raw) if isinstance(cluster, Problem) else token_reference(cluster)
+        token = memory.snapshot.token if memory.snapshot is not None else ""
+        waiting = await self._parting.end(raw, reference, token, memory.not_cleared)
+        if waiting is None:
+            return Outcome()
+        memory.not_cleared = waiting.why
+        return Outcome(again=waiting.again)
 
     async def _turn(self, raw: Object, cluster: CacheCluster, memory: Memory) -> Outcome:
         await self._children.ensure_secrets(raw, generated_secrets(cluster))

@@ -17,10 +17,11 @@ import aiohttp
 import kopf
 
 from kvist_operator.control.errors import ApiError, NotFound, Unavailable, from_status
-from kvist_operator.control.resources import MANAGER, PODS, Object, Resource
+from kvist_operator.control.resources import CLUSTERS, MANAGER, PODS, Object, Resource
 
 _APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
 _STRATEGIC: Final = "application/strategic-merge-patch+json"
+_MERGE: Final = "application/merge-patch+json"
 _JSON: Final = "application/json"
 PAGE: Final = "500"
 RELOGIN_SECONDS: Final = 30.0
@@ -103,7 +104,8 @@ class RestApi:
     ) -> Object:
         """As Api."""
         path = resource.path(namespace, name, subresource)
-        return await self._call("PATCH", path, {"fieldManager": MANAGER}, patch, _STRATEGIC)
+        content = _MERGE if resource.group == CLUSTERS.group else _STRATEGIC  # custom kinds know no other
+        return await self._call("PATCH", path, {"fieldManager": MANAGER}, patch, content)
 
     async def delete(self, resource: Resource, obj: Object) -> bool:
         """As Api."""

@@ -124,9 +124,9 @@ class Remote(Section):
 
     model_config = rules(
         (
-            "!has(self.whenDeleted) || self.whenDeleted == 'Retain'",
-            "shared tiers are not cleared with their cluster in this release: leave whenDeleted out and let "
-            "an agent clear them before the deletion",
+            "!has(self.whenDeleted) || self.whenDeleted == 'Retain' || has(self.objectStore) || "
+            "(has(self.redis) && has(self.redis.urls) && size(self.redis.urls) > 0)",
+            "whenDeleted: Clear is for an external Redis or an object store: name one, or leave it out",
         ),
     )
 
@@ -135,8 +135,9 @@ class Remote(Section):
     when_deleted: Literal["Retain", "Clear"] = Field(
         default="Retain",
         description="What becomes of chunks in external Redis and object store when the cluster is deleted. "
-        "Retain: the next cluster of this model finds them. Clear is not in this release: an agent "
-        "does it on request. A managed Redis goes with its cluster. Kubernetes only. Default: Retain.",
+        "Retain: the next cluster of this model finds them. Clear: an agent removes this model's, those "
+        "of other clusters that share the server too, before the pods go; the deletion waits for it, at "
+        "most 60 s. A managed Redis goes with its cluster. Kubernetes only. Default: Retain.",
     )
 
 

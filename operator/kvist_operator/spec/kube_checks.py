@@ -111,16 +111,16 @@ def in_this_release(cluster: CacheCluster, facts: Facts) -> Violation | None:
     return None
 
 
-def remote_data_stays(cluster: CacheCluster, facts: Facts) -> Violation | None:
-    """Children go at once with their cluster: no agent is left that could clear a shared tier."""
-    wished = cluster.spec.cache.remote.when_deleted
-    if wished == "Retain":
+def something_is_cleared(cluster: CacheCluster, facts: Facts) -> Violation | None:
+    """A managed Redis goes with its cluster: only what outlives it can be cleared."""
+    remote = cluster.spec.cache.remote
+    if remote.when_deleted == "Retain" or remote.object_store or (remote.redis and remote.redis.urls):
         return None
     return Violation(
         "spec.cache.remote.whenDeleted",
-        wished,
-        "this release does not clear shared tiers with their cluster",
-        "leave it out, and let an agent clear them before the deletion",
+        remote.when_deleted,
+        "there is no external Redis and no object store to clear",
+        "name one in spec.cache.remote, or leave whenDeleted out",
     )
 
 
@@ -151,6 +151,6 @@ KUBE_CHECKS: Final[tuple[Check, ...]] = (
     devices_match,
     claim_holds_disk,
     in_this_release,
-    remote_data_stays,
+    something_is_cleared,
     egress_is_restricted,
 )

@@ -15,6 +15,7 @@ from kvist_operator.control.counted import CountedApi
 from kvist_operator.control.errors import NoAnswer
 from kvist_operator.control.gather import Gatherer
 from kvist_operator.control.journal import Journal
+from kvist_operator.control.parting import Parting
 from kvist_operator.control.pods import Pod
 from kvist_operator.control.reconcile import Outcome, Reconciler
 from kvist_operator.control.resources import (
@@ -66,6 +67,8 @@ class FakePrograms:
         self.no_agent: set[str] = set()
         self.tokens: list[str] = []
         self.redis_problems: dict[str, str] = {}
+        self.cleared: list[tuple[str, str, bool]] = []  # pod, token, whether the shared tiers
+        self.clear_fails: dict[str, str] = {}
 
     async def router(self, pod: Pod) -> RouterView:
         if self.silent:
@@ -81,6 +84,14 @@ class FakePrograms:
         if pod.name in self.no_agent:
             raise NoAnswer(f"{pod.name} is silent")
         return {"redis": self.redis_problems.get(pod.name, "")}
+
+    async def clear(self, pod: Pod, token: str, seconds: float, *, shared: bool) -> dict[str, int]:
+        if pod.name in self.no_agent:
+            raise NoAnswer(f"{pod.name} is silent")
+        if shared and pod.name in self.clear_fails:
+            raise NoAnswer(self.clear_fails[pod.name])
+        self.cleared.append((pod.name, token, shared))
+        return {"redis": 7} if shared else {"memory": 3}
 
     async def drain(self, pod: Pod, token: str, *, undo: bool = False) -> bool:
         self.tokens.append(token)
@@ -106,7 +117,8 @@ class World:
         gatherer = Gatherer(self.api, self.programs, self.clock.now, self.clock)
         acts = Acts(self.api, self.programs, journal)
         self.context = Context("", "", Images("engine:1", "router:1", "engine:1", "redis:1"))
-        self.reconciler = Reconciler(self.api, gatherer, acts, journal, self.context, self.clock)
+        parting = Parting(self.api, self.programs, gatherer, journal)
+        self.reconciler = Reconciler(self.api, gatherer, acts, parting, journal, self.context, self.clock)
         self.broken_revisions: set[str] = set()
         self.started = True  # containers become ready as soon as they exist
         self.key = Key(NAMESPACE, NAME)
@@ -139,6 +151,15 @@ class World:
         return [
             obj["reason"] for obj in sorted(found, key=lambda obj: int(obj["metadata"]["resourceVersion"]))
         ]
+
+    def delete(self) -> None:
+        """As `kubectl delete --wait=false` does."""
+        self.server.ask_to_go(CLUSTERS, NAMESPACE, NAME, self.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+    @property
+    def exists(self) -> bool:
+        """Whether the cluster is still there."""
+        return self.server.read(CLUSTERS, NAMESPACE, NAME) is not None
 
     # ---- controllers and kubelet
 

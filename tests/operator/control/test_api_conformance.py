@@ -19,6 +19,7 @@ from kvist_operator.control.resources import (
     MANAGER,
     OPTIONAL_GROUP,
     PODS,
+    SECRETS,
     STATEFUL_SETS,
     Object,
     Resource,
@@ -258,3 +259,25 @@ async def test_an_event_is_created_once_and_continued(bed: Bed) -> None:
     await bed.api.create(EVENTS, event)
     live = await bed.api.patch(EVENTS, bed.namespace, "demo.1", {"count": 2})
     assert live["count"] == 2
+
+
+async def test_a_finalizer_holds_a_deleted_object_until_it_is_patched_away(bed: Bed) -> None:
+    name = "kvist.dev/held"
+    made = await bed.api.create(CLUSTERS, bed.make(CLUSTERS, "demo", spec={"model": {"name": "org/model"}}))
+    meta = {"uid": made["metadata"]["uid"], "resourceVersion": made["metadata"]["resourceVersion"]}
+    held = await bed.api.patch(CLUSTERS, bed.namespace, "demo", {"metadata": {**meta, "finalizers": [name]}})
+    assert held["metadata"]["finalizers"] == [name]
+    with pytest.raises(Conflict):  # not that version any more
+        await bed.api.patch(CLUSTERS, bed.namespace, "demo", {"metadata": {**meta, "finalizers": None}})
+    assert await bed.api.delete(CLUSTERS, held)
+    going = await bed.api.get(CLUSTERS, bed.namespace, "demo")
+    assert going is not None
+    assert going["metadata"]["deletionTimestamp"]
+    await bed.api.patch(CLUSTERS, bed.namespace, "demo", {"metadata": {"finalizers": None}})
+    assert await bed.api.get(CLUSTERS, bed.namespace, "demo") is None
+
+
+async def test_a_secrets_texts_come_back_encoded(bed: Bed) -> None:
+    made = await bed.api.create(SECRETS, bed.make(SECRETS, "s", type="Opaque", stringData={"token": "abc"}))
+    assert made["data"] == {"token": "YWJj"}
+    assert "stringData" not in made

@@ -222,10 +222,10 @@ async def test_a_secret_that_is_missing_is_named(world: World) -> None:
 async def test_the_clusters_own_token_is_made_once(world: World) -> None:
     world.apply()
     await world.settle()
-    first = world.child(SECRETS, "demo-token")["stringData"]["token"]
+    first = world.child(SECRETS, "demo-token")["data"]["token"]
     world.reconciler.known.clear()
     await world.settle()
-    assert world.child(SECRETS, "demo-token")["stringData"]["token"] == first
+    assert world.child(SECRETS, "demo-token")["data"]["token"] == first
     assert len(first) >= 32
 
 

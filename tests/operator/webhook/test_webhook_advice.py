@@ -135,10 +135,12 @@ def test_what_cannot_be_carried_out_is_refused_with_field_value_and_remedy() -> 
     assert "set at least" in reviewed(cluster(cache=claim))["status"]["message"]
 
 
-def test_clearing_shared_tiers_at_deletion_is_refused_in_words() -> None:
+def test_clearing_at_deletion_what_is_not_there_is_refused_in_words() -> None:
     said = reviewed(cluster(cache={"remote": {"whenDeleted": "Clear"}}))["status"]["message"]
     assert said.startswith("spec.cache.remote.whenDeleted: Clear is not possible")
-    assert "let an agent clear them" in said
+    assert "name one in spec.cache.remote" in said
+    external = {"redis": {"urls": ["redis://cache:6379"]}, "whenDeleted": "Clear"}
+    assert reviewed(cluster(cache={"remote": external}))["allowed"] is True
     assert reviewed(cluster(cache={"remote": {"whenDeleted": "Retain"}}))["allowed"] is True
 
 

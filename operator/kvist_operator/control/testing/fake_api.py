@@ -7,6 +7,7 @@ suite over it and over a real server.
 
 from __future__ import annotations
 
+import base64
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -118,6 +119,9 @@ class FakeApi:
         if live is None:
             raise NotFound(f"{resource.plural} {name!r} not found", 404)
         _same_uid(live, patch)
+        version = (patch.get("metadata") or {}).get("resourceVersion")
+        if version not in (None, live["metadata"]["resourceVersion"]):
+            raise Conflict(f"{name!r} has been modified", 409)
         self.on_write("patch", resource, patch)
         return self._written_by_other(place, merge.apply(live, patch, set()))
 
@@ -131,7 +135,7 @@ class FakeApi:
         if live["metadata"]["uid"] != obj["metadata"]["uid"]:
             raise Conflict(f"{place[2]!r} is another object by now", 409)
         self.on_write("delete", resource, obj)
-        self.remove(resource, place[1], place[2])
+        self.ask_to_go(resource, place[1], place[2])
         return True
 
     async def evict(self, pod: Object) -> bool:
@@ -164,6 +168,18 @@ class FakeApi:
     def all(self, resource: Resource) -> Sequence[Object]:
         """Every object of a kind."""
         return [copy.deepcopy(obj) for place, obj in sorted(self._objects.items()) if place[0] == resource]
+
+    def ask_to_go(
+        self, resource: Resource, namespace: str, name: str, at: str = "2026-01-01T00:00:00Z"
+    ) -> None:
+        """Delete an object as a person does: one with finalizers waits for them."""
+        live = self._objects[resource, namespace, name]
+        if not live["metadata"].get("finalizers"):
+            self.remove(resource, namespace, name)
+        elif not live["metadata"].get("deletionTimestamp"):
+            self._store(
+                (resource, namespace, name), merge.apply(live, {"metadata": {"deletionTimestamp": at}}, set())
+            )
 
     def remove(self, resource: Resource, namespace: str, name: str) -> None:
         """Delete an object, and what it owns, as the garbage collector does."""
@@ -199,6 +215,8 @@ class FakeApi:
 
     def _store(self, place: _Place, obj: Object) -> Object:
         live = self._objects.get(place)
+        if place[0] == SECRETS:
+            _encode(obj)
         meta = obj.setdefault("metadata", {})
         old = live["metadata"] if live is not None else {}
         meta |= {"name": place[2], "namespace": place[1]}
@@ -214,6 +232,8 @@ class FakeApi:
         meta["generation"] = old.get("generation", 0) + (1 if changed else 0)
         meta["resourceVersion"] = str(next(self._version))
         self._objects[place] = obj
+        if meta.get("deletionTimestamp") and not meta.get("finalizers"):
+            self.remove(*place)
         return copy.deepcopy(obj)
 
 
@@ -225,6 +245,14 @@ def _same_uid(live: Object, given: Object) -> None:
     uid = (given.get("metadata") or {}).get("uid")
     if uid not in (None, live["metadata"]["uid"]):
         raise Conflict(f"uid {uid} is not that of {live['metadata']['name']!r}", 409)
+
+
+def _encode(secret: Object) -> None:
+    """As the server: stringData is for writing only."""
+    texts = secret.pop("stringData", None) or {}
+    encoded = {name: base64.b64encode(text.encode()).decode() for name, text in texts.items()}
+    if encoded:
+        secret["data"] = {**(secret.get("data") or {}), **encoded}
 
 
 def _part(obj: Object, subresource: str) -> Object:

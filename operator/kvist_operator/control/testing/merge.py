@@ -51,7 +51,9 @@ def _keyed(name: str, value: list[Any]) -> bool:
 def _merge(target: dict[str, Any], wished: dict[str, Any]) -> None:
     for name, value in wished.items():
         current = target.get(name)
-        if isinstance(value, dict) and isinstance(current, dict):
+        if value is None:
+            target.pop(name, None)
+        elif isinstance(value, dict) and isinstance(current, dict):
             _merge(current, value)
         elif isinstance(value, list) and isinstance(current, list) and value and _keyed(name, value):
             _merge_items(current, value, LIST_KEYS[name])
