@@ -20,10 +20,15 @@ class AskError(KvistError):
     """A program answered with an error, or not at all."""
 
 
-def ask(method: str, url: str, body: Answer | None = None, deadline: float = DEADLINE) -> Any:
+def ask(
+    method: str, url: str, body: Answer | None = None, deadline: float = DEADLINE, token: str = ""
+) -> Any:
     """The JSON answer; raises AskError."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        answer = httpx.request(method, url, json=body, timeout=deadline, trust_env=False)
+        answer = httpx.request(method, url, json=body, headers=headers, timeout=deadline, trust_env=False)
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            raise AskError(f"{url} answered 401: {_message(answer)}; give its token with --token-file")
         if answer.is_error:
             raise AskError(f"{url} answered {answer.status_code}: {_message(answer)}")
         return answer.json()
@@ -33,12 +38,20 @@ def ask(method: str, url: str, body: Answer | None = None, deadline: float = DEA
         raise AskError(f"{url} did not answer with JSON") from error
 
 
-def ask_all(method: str, urls: Mapping[str, str], body: Answer | None = None) -> dict[str, Any]:
+def ask_all(
+    method: str,
+    urls: Mapping[str, str],
+    body: Answer | None = None,
+    deadline: float = DEADLINE,
+    token: str = "",
+) -> dict[str, Any]:
     """Answers by the names of `urls`; {"error": text} where there was none."""
     if not urls:
         return {}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        futures = {name: pool.submit(_ask_or_say, method, url, body) for name, url in urls.items()}
+        futures = {
+            name: pool.submit(_ask_or_say, method, url, body, deadline, token) for name, url in urls.items()
+        }
         return {name: future.result() for name, future in futures.items()}
 
 
@@ -50,9 +63,9 @@ def answers_ok(url: str) -> bool:
         return False
 
 
-def _ask_or_say(method: str, url: str, body: Answer | None) -> Any:
+def _ask_or_say(method: str, url: str, body: Answer | None, deadline: float, token: str) -> Any:
     try:
-        return ask(method, url, body)
+        return ask(method, url, body, deadline, token)
     except AskError as error:
         return {"error": str(error)}
 

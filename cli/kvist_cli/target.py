@@ -41,12 +41,32 @@ def read(folder: RunFolder) -> ClusterState:
     return state
 
 
+def token(path: Path | None) -> str:
+    """The text of a token file, empty without one; raises ConfigError when it holds none."""
+    if path is None:
+        return ""
+    try:
+        text = expanded(path, "--token-file").read_text().strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--token-file {path}: cannot be read: {error}; give the agents' token") from error
+    if not text or not text.isascii() or not text.isprintable() or " " in text:
+        raise ConfigError(
+            f"--token-file {path}: must hold one token and nothing else; give the agents' token"
+        )
+    return text
+
+
+def by_address(agents: list[str]) -> dict[str, str]:
+    """Agents by host and port."""
+    return {url.split("://")[-1].rstrip("/"): url.rstrip("/") for url in agents}
+
+
 def agent_urls(
     name: str | None, run_dir: Path | None, agents: list[str], environment: Mapping[str, str]
 ) -> dict[str, str]:
     """Agents by replica name, of the cluster or as given; raises ConfigError when there are none."""
     if agents:
-        return {url.split("://")[-1].rstrip("/"): url.rstrip("/") for url in agents}
+        return by_address(agents)
     state = read(find(name, run_dir, environment))
     found = {p.replica: p.url for p in state.programs if p.role is Role.AGENT}
     if not found:

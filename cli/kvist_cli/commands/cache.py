@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -12,19 +13,22 @@ import typer
 from rich.table import Table
 
 from kvist_cli import target
-from kvist_cli.asking import AskError, ask_all
-from kvist_cli.commands.options import Agents, AsJson, ClusterName, RunDir
+from kvist_cli.asking import DEADLINE, AskError, ask_all
+from kvist_cli.commands.options import Agents, AsJson, ClusterName, RunDir, TokenFile
 from kvist_cli.output import console, print_json
 from kvist_connector.errors import ConfigError
 from kvist_connector.names import PATH_CLEAR, PATH_LOOKUP, PATH_STATS
 from kvist_connector.quantity import format_bytes
 
+CLEAR_DEADLINE: Final = 120.0  # a shared tier is listed and emptied meanwhile
 _STATS: Final = """
 Examples:
 
   kvist stats
 
   kvist stats --agent http://127.0.0.1:8200 --json
+
+  kvist stats --agent http://127.0.0.1:8200 --token-file TOKEN      (behind kubectl port-forward)
 """
 _LOOKUP: Final = """
 Examples:
@@ -62,9 +66,15 @@ def register(app: typer.Typer) -> None:
     app.command("clear", epilog=_CLEAR)(clear)
 
 
-def stats(name: ClusterName = None, run_dir: RunDir = None, agent: Agents = [], json: AsJson = False) -> None:  # noqa: B006
+def stats(
+    name: ClusterName = None,
+    run_dir: RunDir = None,
+    agent: Agents = [],  # noqa: B006
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
     """Counts and bytes by tier, slots, leases and hits of every agent."""
-    answers = _ask(name, run_dir, agent, "GET", PATH_STATS, None)
+    answers = _ask(_Asked(name, run_dir, agent, token_file), "GET", PATH_STATS, None)
     if json:
         print_json(answers)
         return
@@ -83,6 +93,7 @@ def lookup(
     lora: Annotated[str, typer.Option(help="LoRA adapter of the request.")] = "",
     run_dir: RunDir = None,
     agent: Agents = [],  # noqa: B006
+    token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
     """How much of a prompt each replica holds, and in which tiers."""
@@ -90,7 +101,7 @@ def lookup(
         raise ConfigError("lookup: give either --tokens FILE or --key HEX")
     body: dict[str, Any] = {"keys": key} if tokens is None else {"tokens": read_tokens(tokens)}
     body |= {field: value for field, value in (("salt", salt), ("lora", lora)) if value}
-    answers = _ask(name, run_dir, agent, "POST", PATH_LOOKUP, body)
+    answers = _ask(_Asked(name, run_dir, agent, token_file), "POST", PATH_LOOKUP, body)
     if json:
         print_json(answers)
         return
@@ -105,10 +116,13 @@ def clear(
     tier: Annotated[TierName, typer.Option(help="What to empty.")] = TierName.ALL,
     run_dir: RunDir = None,
     agent: Agents = [],  # noqa: B006
+    token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
     """Remove cached chunks."""
-    answers = _ask(name, run_dir, agent, "POST", PATH_CLEAR, {"tier": tier.value})
+    answers = _ask(
+        _Asked(name, run_dir, agent, token_file), "POST", PATH_CLEAR, {"tier": tier.value}, CLEAR_DEADLINE
+    )
     if json:
         print_json(answers)
         return
@@ -139,11 +153,20 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]
     return found
 
 
-def _ask(
-    name: str | None, run_dir: Path | None, agents: list[str], method: str, path: str, body: Any
-) -> dict[str, Any]:
-    urls = target.agent_urls(name, run_dir, agents, os.environ)
-    answers = ask_all(method, {replica: url + path for replica, url in urls.items()}, body)
+@dataclass(frozen=True)
+class _Asked:
+    """Which agents are meant, and their token."""
+
+    name: str | None
+    run_dir: Path | None
+    agents: list[str]
+    token_file: Path | None
+
+
+def _ask(asked: _Asked, method: str, path: str, body: Any, deadline: float = DEADLINE) -> dict[str, Any]:
+    urls = target.agent_urls(asked.name, asked.run_dir, asked.agents, os.environ)
+    token = target.token(asked.token_file)
+    answers = ask_all(method, {replica: url + path for replica, url in urls.items()}, body, deadline, token)
     for answer in answers.values():
         if set(answer) == {"error"}:
             raise AskError(answer["error"])

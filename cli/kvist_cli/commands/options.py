@@ -36,6 +36,17 @@ ClusterName = Annotated[
     typer.Argument(metavar="[NAME]", help="metadata.name of the cluster; may be left out if only one runs."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+RouterAdmin = Annotated[
+    str | None,
+    typer.Option("--router", metavar="URL", help="Ask the router with this admin address, not a cluster's."),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="KVIST_TOKEN_FILE",
+        help="File with the agents' bearer token, as agents on Kubernetes ask for.",
+    ),
+]
 Agents = Annotated[
     list[str],
     typer.Option("--agent", metavar="URL", help="Ask this agent instead of a cluster's; repeatable."),

@@ -11,7 +11,7 @@ from rich.table import Table
 from kvist_cli import target
 from kvist_cli.asking import answers_ok, ask_all
 from kvist_cli.commands.hits import read_hits
-from kvist_cli.commands.options import AsJson, ClusterName, RunDir
+from kvist_cli.commands.options import Agents, AsJson, ClusterName, RouterAdmin, RunDir, TokenFile
 from kvist_cli.local.identity import alive
 from kvist_cli.local.state import ClusterState, Phase, ProgramState
 from kvist_cli.output import console, print_json
@@ -25,6 +25,8 @@ Examples:
   kvist status
 
   kvist status demo --json | jq .healthy
+
+  kvist status --agent http://127.0.0.1:8200 --router http://127.0.0.1:8081 --token-file TOKEN
 """
 _HEALTH: Final = {Role.ENGINE: "/health", Role.AGENT: PATH_HEALTHZ, Role.ROUTER: PATH_HEALTHZ}
 
@@ -34,19 +36,44 @@ def register(app: typer.Typer) -> None:
     app.command("status", epilog=EXAMPLES)(status)
 
 
-def status(name: ClusterName = None, run_dir: RunDir = None, json: AsJson = False) -> None:
+def status(
+    name: ClusterName = None,
+    run_dir: RunDir = None,
+    agent: Agents = [],  # noqa: B006
+    router: RouterAdmin = None,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
     """Programs, health, ports, tiers and hits of a cluster. Exit code 1 when something is not healthy."""
-    state = target.read(target.find(name, run_dir, os.environ))
-    report = gather(state)
+    token = target.token(token_file)
+    elsewhere = bool(agent or router)
+    if elsewhere:
+        report = gather_by_address(target.by_address(agent), router, token)
+    else:
+        report = gather(target.read(target.find(name, run_dir, os.environ)), token)
     if json:
         print_json(report)
     else:
-        _show(report)
+        (_show_answers if elsewhere else _show)(report)
     if not report["healthy"]:
         raise typer.Exit(1)
 
 
-def gather(state: ClusterState) -> dict[str, Any]:
+def gather_by_address(agents: dict[str, str], router: str | None, token: str) -> dict[str, Any]:
+    """What programs say that run elsewhere, such as on Kubernetes behind a port-forward."""
+    admin = router.rstrip("/") if router else None
+    answers = ask_all("GET", {name: url + PATH_STATS for name, url in agents.items()}, token=token)
+    said = ask_all("GET", {"router": admin + PATH_REPLICAS}).get("router") if admin else None
+    found = [*answers.values(), *([said] if said is not None else [])]
+    return {
+        "healthy": all(set(answer) != {"error"} for answer in found),
+        "agents": answers,
+        "router": said,
+        "hits": read_hits(admin) if admin else None,
+    }
+
+
+def gather(state: ClusterState, token: str = "") -> dict[str, Any]:
     """The report as plain data."""
     agents = {p.replica: p.url + PATH_STATS for p in state.programs if p.role is Role.AGENT}
     router = {"router": state.admin_url + PATH_REPLICAS} if state.admin_url else {}
@@ -60,7 +87,7 @@ def gather(state: ClusterState) -> dict[str, Any]:
         "logs": str(state.programs[0].log.parent) if state.programs else None,
         "endpoint": next((f"{p.url}/v1" for p in state.programs if p.role is Role.ROUTER), None),
         "programs": programs,
-        "agents": ask_all("GET", agents),
+        "agents": ask_all("GET", agents, token=token),
         "router": ask_all("GET", router).get("router"),
         "hits": read_hits(state.admin_url) if state.admin_url else None,
     }
@@ -97,6 +124,11 @@ def _show(report: dict[str, Any]) -> None:
         table.add_row(p["name"], health, p["phase"], str(p["pid"] or "-"), str(p["restarts"]), ports)
     out.print(table)
     out.print(f"logs: {report['logs']}", markup=False)
+    _show_answers(report)
+
+
+def _show_answers(report: dict[str, Any]) -> None:
+    out = console()
     for replica, answer in report["agents"].items():
         out.print(f"{replica}: {tier_line(answer)}", markup=False)
     out.print(f"router: {router_line(report['router'])}", markup=False)
