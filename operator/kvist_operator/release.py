@@ -37,7 +37,7 @@ async def release(
         await _end(api, *deployment)
     try:
         async with asyncio.timeout(seconds):
-            await elector.lead()
+            await elector.alone()
     except TimeoutError as error:
         raise ConfigError(
             f"an operator still held its Lease after {seconds:g} s, and would set the finalizers again: "

@@ -86,6 +86,7 @@ class Elector:
         self._lease: Object | None = None
         self._until = float("-inf")
         self._heard = float("-inf")
+        self._absent = float("inf")  # since when there is no lease
         self._told = False
 
     def remaining(self) -> float:
@@ -113,10 +114,14 @@ class Elector:
             await self.turn()
             await self._sleep(self.pause())
 
-    async def lead(self) -> None:
-        """Until this operator leads; for a short task that renews nothing. The caller sets a deadline."""
+    async def alone(self) -> None:
+        """Until no other operator can act. The caller sets a deadline.
+
+        This one leads, or there was no lease for its whole duration, as in a namespace that goes, where
+        none can be made.
+        """
         await self.turn()
-        while not self.leading:
+        while not (self.leading or self._clock() - self._absent >= self._terms.duration):
             await self._sleep(self._terms.retry)
             await self.turn()
 
@@ -153,6 +158,7 @@ class Elector:
         terms = self._terms
         lease = await self._api.get(LEASES, terms.namespace, terms.name)
         self._heard = self._clock()
+        self._absent = min(self._absent, self._heard) if lease is None else float("inf")
         if lease is not None:
             version = lease["metadata"]["resourceVersion"]
             if self._seen is None or self._seen.version != version:

@@ -28,11 +28,23 @@ def lease(holder: str) -> Object:
     return {"metadata": {"name": "kvist", "namespace": HOME}, "spec": spec}
 
 
-def elector(server: FakeApi) -> Elector:
-    async def sleep(seconds: float) -> None:
+class Clock:
+    """Seconds that pass in sleep only."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    async def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
         await asyncio.sleep(0)
 
-    return Elector(server, LeaseTerms(HOME, "kvist", "release"), sleep=sleep)
+
+def elector(server: FakeApi, clock: Clock | None = None) -> Elector:
+    clock = clock or Clock()
+    return Elector(server, LeaseTerms(HOME, "kvist", "release"), clock=clock, sleep=clock.sleep)
 
 
 def left(server: FakeApi, namespace: str) -> list[str]:
@@ -79,12 +91,41 @@ async def test_the_operator_ends_first_and_a_cluster_under_deletion_is_gone() ->
     assert order.index(DEPLOYMENTS) < order.index(LEASES) < order.index(CLUSTERS)
 
 
+async def test_a_killed_operators_lease_runs_out_first() -> None:
+    server, clock = FakeApi(), Clock()
+    server.put(LEASES, lease("kvist-0"))
+    server.put(CLUSTERS, cluster("a", FINALIZER))
+    assert await release(server, elector(server, clock), (None,), None, 10) == 1
+    assert 15 <= clock.seconds < 20
+
+
+async def test_where_no_lease_can_be_made_no_operator_acts_either() -> None:
+    server, clock = FakeApi(), Clock()
+    server.put(CLUSTERS, cluster("a", FINALIZER))
+    server.reject = lambda obj: "the namespace is being terminated" if obj["kind"] == LEASES.kind else None
+    assert await release(server, elector(server, clock), (None,), None, 10) == 1
+    assert 15 <= clock.seconds < 20  # one whose Lease went may act so long
+
+
 async def test_nothing_is_done_while_an_operator_acts() -> None:
     server = FakeApi()
     server.put(LEASES, lease("kvist-0"))
     server.put(CLUSTERS, cluster("a", FINALIZER))
+    renewing = Clock()
+
+    async def renewed(seconds: float) -> None:
+        server.put(
+            LEASES,
+            {
+                **lease("kvist-0"),
+                "metadata": {"name": "kvist", "namespace": HOME, "labels": {"turn": str(renewing())}},
+            },
+        )
+        await renewing.sleep(seconds)
+
+    busy = Elector(server, LeaseTerms(HOME, "kvist", "release"), clock=renewing, sleep=renewed)
     with pytest.raises(ConfigError, match="scale its Deployment to 0"):
-        await release(server, elector(server), (None,), None, 0.05)
+        await release(server, busy, (None,), None, 0.05)
     assert left(server, "a") == [FINALIZER]
 
 
