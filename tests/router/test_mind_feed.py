@@ -12,7 +12,7 @@ import pytest
 
 from kvist_connector.keys import chunk_keys, root_key, tail_keys
 from kvist_connector.protocol.engine import EngineLoad, RequestRecord
-from kvist_connector.protocol.feed import FEED_VERSION, Opening
+from kvist_connector.protocol.feed import FEED_VERSION, Opening, TierSpeed
 from kvist_connector.protocol.tiers import Tier
 from kvist_router.app import Running
 from kvist_router.mind.interface import Decision, Metadata, Report
@@ -380,3 +380,20 @@ async def test_series_of_a_removed_replica_go_with_it(router, until, http, tmp_p
             while 'replica="gone"' in await metrics(running):  # noqa: ASYNC110 - dropped by the next tick
                 await asyncio.sleep(0.02)
         assert 'replica="stays"' in await metrics(running)
+
+
+async def test_what_one_replica_wrote_to_redis_is_predicted_for_all_that_read_it(cluster, until) -> None:
+    redis = (TierSpeed(tier=int(Tier.REDIS), latency_seconds=0.0, bytes_per_second=1e9),)
+    writer, reader, other = (FakeAgent(opening(), held) for held in ({Tier.REDIS: KEYS[:3]}, {}, {}))
+    writer.speeds = reader.speeds = redis
+    started = await cluster(writer, reader, other)
+    replicas = started.mind.replicas
+    await until(lambda: replicas["r0"].mirror.hit(KEYS).chunks == replicas["r1"].mirror.hit(KEYS).chunks == 3)
+    record = started.mind.records.get((await started.decide()).id)
+    assert {item.replica: item.reused_tokens for item in record.considered} == {"r0": 768, "r1": 768, "r2": 0}
+    reader.speeds = (TierSpeed(tier=int(Tier.REDIS), latency_seconds=0.0, bytes_per_second=0.0),)
+    reader.load(EngineLoad())
+    await until(lambda: replicas["r1"].mirror.hit(KEYS).chunks == 0)
+    writer.end()
+    del writer.snapshot[Tier.REDIS]  # the agent starts anew and knows of nothing
+    await until(lambda: not started.mind.shared)

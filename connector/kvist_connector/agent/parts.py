@@ -246,7 +246,7 @@ def _speeds(lower: dict[Tier, LowerTier]) -> tuple[TierSpeed, ...]:
         TierSpeed(
             tier=int(tier),
             latency_seconds=found.speed.price.latency,
-            bytes_per_second=found.speed.price.bandwidth,
+            bytes_per_second=0.0 if found.problem or found.closed else found.speed.price.bandwidth,
         )
         for tier, found in lower.items()
     )

@@ -51,11 +51,11 @@ class Delta(Message, frozen=True):
 
 
 class TierSpeed(Message, frozen=True):
-    """Measured price of a tier, for planner.load_seconds."""
+    """Measured price of a tier that the agent has, for planner.load_seconds."""
 
     tier: int
     latency_seconds: float
-    bytes_per_second: float
+    bytes_per_second: float  # 0: the tier does not answer now, nothing is loaded from it
 
 
 class Load(Message, frozen=True):

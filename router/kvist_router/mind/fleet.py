@@ -75,7 +75,7 @@ class Fleet:
         await _cancel([self._ticker])
 
     def _add(self, settings: ReplicaSettings) -> None:
-        replica = Replica(settings, self._index)
+        replica = Replica(settings, self._index, self._mind.shared)
         self._mind.replicas[replica.name] = replica
         loops = [("health", self._health.run)]
         if replica.agent is not None:
@@ -86,8 +86,10 @@ class Fleet:
         _log.info("replica %s at %s added", replica.name, replica.url)
 
     async def _remove(self, name: str) -> None:
-        self._mind.replicas.pop(name, None)
+        replica = self._mind.replicas.pop(name, None)
         await _cancel(self._tasks.pop(name, []))
+        if replica is not None:
+            replica.mirror.forget()
         self._metrics.forget(name)
         _log.info("replica %s removed", name)
 

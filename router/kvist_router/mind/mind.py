@@ -31,6 +31,7 @@ from kvist_router.mind.outcome import Outcomes
 from kvist_router.mind.prompts import Prompts, PromptSource
 from kvist_router.mind.records import Considered, DecisionRecord, Records
 from kvist_router.mind.replica import Chain, Identity, Replica
+from kvist_router.mind.shared import SharedKeys
 from kvist_router.mind.waiting import Waiting
 from kvist_router.relay.edits import edit_body
 from kvist_router.settings import RouterSettings
@@ -81,6 +82,7 @@ class LocalMind:
         random: Random | None = None,
     ) -> None:
         self.replicas: dict[str, Replica] = {}
+        self.shared = SharedKeys()
         self.records = Records(settings.records)
         self.source = source
         self.metrics = metrics

@@ -19,6 +19,7 @@ from kvist_connector.keys import split_keys
 from kvist_connector.protocol import feed
 from kvist_connector.protocol.tiers import Tier
 from kvist_router.errors import FeedError
+from kvist_router.mind.shared import SHARED_BITS, SharedKeys
 
 GPU_BIT = 1 << Tier.GPU
 # For bytes.translate: mask -> 1 when the GPU holds the key; mask -> best stored tier, 0 when there is none.
@@ -42,11 +43,18 @@ NO_HIT = Hit(0, b"")
 
 
 class Mirror:
-    """One replica's index. `max_keys` bounds it; keys beyond are not taken and counted in `overflow`."""
+    """One replica's index. `max_keys` bounds it; keys beyond are not taken and counted in `overflow`.
 
-    def __init__(self, max_keys: int) -> None:
+    `shared` is what all mirrors say of shared tiers: of those that this replica reads, it counts for it.
+    """
+
+    def __init__(self, max_keys: int, shared: SharedKeys | None = None) -> None:
         self._max_keys = max_keys
         self._tiers: dict[bytes, int] = {}
+        self._shared = shared if shared is not None else SharedKeys()
+        self._told: dict[int, set[bytes]] = {}  # by bit of a shared tier: what `shared` counts of ours
+        self._reads = 0  # bits of the shared tiers that it has and that answer it
+        self._whole = _without(0)
         self._sequence = 0
         self.opening: feed.Opening | None = None
         self.complete = False  # the snapshot has arrived in full
@@ -64,10 +72,26 @@ class Mirror:
         # Before an engine has registered there is no layout, and no fingerprint either.
         if message.fingerprint and (message.chunk_tokens <= 0 or message.block_tokens < 0):
             raise FeedError(f"chunk of {message.chunk_tokens} tokens, block of {message.block_tokens}")
-        self._tiers.clear()
+        self.forget()
         self._sequence = 0
         self.opening, self.complete, self.overflow = message, False, 0
         self.gpu_known, self.draining = message.gpu_known, message.draining
+
+    def forget(self) -> None:
+        """Empty it, and take back what it said of shared tiers; the replica goes, or starts anew."""
+        for bit, keys in self._told.items():
+            self._shared.taken_back(bit, keys)
+        self._told.clear()
+        self._tiers.clear()
+        self.tiers_answer(())
+
+    def tiers_answer(self, speeds: Iterable[feed.TierSpeed]) -> None:
+        """Take over which lower tiers it has; one without speed does not answer it, and is none."""
+        told = {
+            1 << speed.tier: speed.bytes_per_second > 0 for speed in speeds if 0 <= speed.tier < len(Tier)
+        }
+        self._reads = sum(bit for bit, answers in told.items() if answers) & SHARED_BITS
+        self._whole = _without(sum(bit for bit, answers in told.items() if not answers) & SHARED_BITS)
 
     def follow(self, sequence: int) -> None:
         """Check that no frame is missing."""
@@ -85,8 +109,10 @@ class Mirror:
     def delta(self, message: feed.Delta) -> list[bytes]:
         """Apply changes of one tier; returns the added keys."""
         bit = _bit(message.tier)
-        tiers = self._tiers
-        for key in _keys(message.removed):
+        tiers, removed = self._tiers, _keys(message.removed)
+        if bit & SHARED_BITS:
+            self._take_back(bit, removed)
+        for key in removed:
             left = tiers.get(key, 0) & ~bit
             if left:
                 tiers[key] = left
@@ -104,10 +130,12 @@ class Mirror:
 
     def hit(self, keys: Sequence[bytes]) -> Hit:
         """Leading chunks of a prompt that the replica holds."""
-        get = self._tiers.get
-        if not keys or keys[0] not in self._tiers:
+        if not keys or not (keys[0] in self._tiers or self._shared.has(keys[0], self._reads)):
             return NO_HIT
-        masks = bytes(map(get, keys, repeat(0)))  # loops in C: this runs for every replica of every request
+        # Loops in C: this runs for every replica of every request.
+        masks = bytes(map(self._tiers.get, keys, repeat(0))).translate(self._whole)
+        if self._reads:
+            masks = _either(masks, self._shared.masks(keys, self._reads))
         gpu = masks.translate(_ON_GPU).find(0)
         stored = masks.translate(_BEST)
         end = stored.find(0)
@@ -132,8 +160,8 @@ class Mirror:
 
     def missing(self, keys: Iterable[bytes]) -> list[bytes]:
         """Those that no tier holds."""
-        tiers = self._tiers
-        return [key for key in keys if key not in tiers]
+        tiers, shared, reads = self._tiers, self._shared, self._reads
+        return [key for key in keys if key not in tiers and not (reads and shared.has(key, reads))]
 
     def counts(self) -> dict[str, int]:
         """Keys by tier; walks the whole index, for the admin API only."""
@@ -146,6 +174,7 @@ class Mirror:
     def _add(self, keys: list[bytes], bit: int) -> None:
         tiers = self._tiers
         room = self._max_keys - len(tiers)
+        told: set[bytes] = set()
         for key in keys:
             mask = tiers.get(key)
             if mask is None:
@@ -154,7 +183,19 @@ class Mirror:
                     continue
                 room -= 1
                 mask = 0
+            if bit & SHARED_BITS:
+                told.add(key)
             tiers[key] = mask | bit
+        if told:
+            mine = self._told.setdefault(bit, set())
+            self._shared.told(bit, told - mine)
+            mine |= told
+
+    def _take_back(self, bit: int, keys: list[bytes]) -> None:
+        mine = self._told.get(bit, set())
+        gone = mine.intersection(keys)
+        self._shared.taken_back(bit, gone)
+        mine -= gone
 
     def _drop_tier(self, bit: int) -> None:
         self._tiers = {key: mask & ~bit for key, mask in self._tiers.items() if mask & ~bit}
@@ -194,6 +235,15 @@ class ApproximateIndex:
     def clear(self) -> None:
         """The engine started anew."""
         self._keys.clear()
+
+
+def _without(bits: int) -> bytes:
+    """For bytes.translate: every mask without these tiers."""
+    return bytes(mask & ~bits for mask in range(256))
+
+
+def _either(first: bytes, second: bytes) -> bytes:
+    return (int.from_bytes(first) | int.from_bytes(second)).to_bytes(len(first))
 
 
 def _bit(tier: int) -> int:

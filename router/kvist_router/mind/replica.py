@@ -22,6 +22,7 @@ from kvist_router.mind.cost import PRIOR_CHUNK_BYTES, PRIOR_PRICES, Match, Speed
 from kvist_router.mind.mirror import NO_HIT, ApproximateIndex, Hit, Mirror
 from kvist_router.mind.models import ServedModel
 from kvist_router.mind.pending import Pending
+from kvist_router.mind.shared import SharedKeys
 from kvist_router.settings import IndexSettings, ReplicaSettings
 from kvist_router.tokens.keys import TOKEN_BYTES, KeyMemo
 
@@ -46,7 +47,9 @@ class Chain(NamedTuple):
 class Replica:
     """One engine with its view. Public attributes are read by the admin API and metrics."""
 
-    def __init__(self, settings: ReplicaSettings, index: IndexSettings) -> None:
+    def __init__(
+        self, settings: ReplicaSettings, index: IndexSettings, shared: SharedKeys | None = None
+    ) -> None:
         self.settings = settings
         self.name, self.url, self.agent = settings.label, settings.url, settings.agent
         self.healthy = False
@@ -55,7 +58,7 @@ class Replica:
         self.terminating = False
         self.models: dict[str, ServedModel] = {}
         self.starts = 0  # how often the engine came up
-        self.mirror = Mirror(index.max_keys)
+        self.mirror = Mirror(index.max_keys, shared)
         self.approximate = ApproximateIndex(index.unmanaged_kv_tokens // CHUNK_TOKENS)
         self.pending = Pending(PENDING_KEYS)
         self.feed_live = False
@@ -255,6 +258,7 @@ class Replica:
             self.measured = PrefillModel(
                 message.load.prefill_seconds_per_token, max(0.0, message.load.prefill_seconds_per_token2)
             )
+        self.mirror.tiers_answer(message.speeds)
         prices = dict(PRIOR_PRICES)
         for speed in message.speeds:
             if speed.tier in _KNOWN_TIERS and speed.bytes_per_second > 0:

@@ -19,7 +19,7 @@ class FakeAgent(LocalServer):
     """Serves `opening` and `snapshot` to every reader, then what a test sends, in sequence.
 
     `token`, when set, is asked of every request; `acknowledged` are the acknowledgements of drains, of
-    which the first `deaf` are answered 500.
+    which the first `deaf` are answered 500; `speeds` are its lower tiers, told with every load.
     """
 
     def __init__(self, opening: feed.Opening, snapshot: dict[int, list[bytes]] | None = None) -> None:
@@ -29,6 +29,7 @@ class FakeAgent(LocalServer):
         self.connections = 0
         self.token = ""
         self.deaf = 0
+        self.speeds: tuple[feed.TierSpeed, ...] = ()
         self.queries: list[dict[str, str]] = []
         self.acknowledged: list[dict[str, object]] = []
         self._readers: dict[asyncio.Queue[bytes | None], int] = {}
@@ -54,7 +55,7 @@ class FakeAgent(LocalServer):
 
     def load(self, load: EngineLoad) -> None:
         """The engine's load changed."""
-        self._push(lambda sequence: _load(sequence, load))
+        self._push(lambda sequence: self._load(sequence, load))
 
     def state(self, gpu_known: bool, draining: bool) -> None:
         """A flag changed."""
@@ -120,8 +121,9 @@ class FakeAgent(LocalServer):
             return await asyncio.wait_for(queue.get(), BEAT_SECONDS)
         except TimeoutError:
             self._readers[queue] += 1
-            return encode(_load(self._readers[queue], EngineLoad()))
+            return encode(self._load(self._readers[queue], EngineLoad()))
 
-
-def _load(sequence: int, load: EngineLoad) -> feed.Load:
-    return feed.Load(sequence=sequence, load=load, speeds=(), chunk_bytes=0, engine_connected=True)
+    def _load(self, sequence: int, load: EngineLoad) -> feed.Load:
+        return feed.Load(
+            sequence=sequence, load=load, speeds=self.speeds, chunk_bytes=0, engine_connected=True
+        )

@@ -18,6 +18,8 @@ from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.agent.supervise import Supervisor
 from kvist_connector.errors import StorageFull, TierError
 from kvist_connector.protocol import engine as wire
+from kvist_connector.protocol.feed import FeedMessage, Load
+from kvist_connector.protocol.framing import FrameDecoder
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing.fake_engine import FakeEngine, layout, prompt_keys
 from kvist_connector.tiers.base import Capabilities
@@ -215,6 +217,14 @@ async def test_no_answer_within_the_deadline_is_a_miss(cluster):
     await engine.stop()
 
 
+async def told(parts):
+    """Speeds by tier, as a reader of the feed is told."""
+    reader = parts.feed.open("reader")
+    (load,) = [m for m in FrameDecoder(FeedMessage).feed(await reader.take()) if isinstance(m, Load)]
+    parts.feed.leave("reader", reader)
+    return {speed.tier: speed.bytes_per_second for speed in load.speeds}
+
+
 async def test_a_failing_store_is_a_miss_and_its_return_is_noticed(cluster):
     _, second, engine = await stocked(cluster)
     second.faulty.plan = lambda operation, key: TierError("down")
@@ -222,6 +232,7 @@ async def test_a_failing_store_is_a_miss_and_its_return_is_noticed(cluster):
     assert (found.refs, found.known) == ((), 0)
     assert second.tier.counts["ask_failed"] == 1
     assert second.parts.controls.stats()["tiers"]["object"]["problem"] == "down"
+    assert (await told(second.parts))[Tier.OBJECT] == 0
     # The engine computes it, and it is kept here.
     await engine.store(keys(6))
     assert (await engine.lookup(keys(6))).tiers == bytes([Tier.MEMORY] * 6)
@@ -230,6 +241,7 @@ async def test_a_failing_store_is_a_miss_and_its_return_is_noticed(cluster):
     await second.parts.controls.clear({"tier": "memory"})
     assert engine.holds(keys(6), await engine.lookup(keys(6)))
     assert second.parts.controls.stats()["tiers"]["object"]["problem"] == ""
+    assert (await told(second.parts))[Tier.OBJECT] > 0
     second.check()
     await engine.stop()
 

@@ -12,7 +12,10 @@ import aiohttp
 import pytest
 
 from kvist_connector.settings import validate
+from kvist_connector.testing import services
 from kvist_connector.testing.agent_process import AgentProcess
+from kvist_connector.testing.fake_engine import FakeEngine as FakeVllm
+from kvist_connector.testing.fake_engine import prompt_keys
 from kvist_operator.control.ask import HttpPrograms
 from kvist_operator.control.errors import NoAnswer
 from kvist_operator.control.pods import Pod
@@ -80,6 +83,38 @@ async def test_a_token_is_sent(programs: HttpPrograms, tmp_path: Path) -> None:
             await programs.drain(asked, "wrong")
     finally:
         await agent.terminate()
+
+
+@pytest.mark.skipif(bool(services.missing()), reason=services.missing() or "installed")
+async def test_real_agents_clear_their_own_tiers_and_one_the_shared_redis(
+    programs: HttpPrograms, tmp_path: Path
+) -> None:
+    redis, keys = services.RedisProcess(tmp_path / "redis"), prompt_keys(range(8 * 4))
+    await redis.start()
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+    agents = [await AgentProcess.start(folder, redis__urls=redis.url) for folder in folders]
+    first, second = (pod(agent.url, "agent") for agent in agents)
+    try:
+        engine = await FakeVllm.start(agents[0].socket)
+        await engine.store(keys)
+        await engine.lookup(keys)
+        await agents[0].post("/v1/kvist/flush", {"deadline": 60.0})
+        await engine.stop()
+        with pytest.raises(NoAnswer, match="has not met its engine"):
+            await programs.clear(second, "", 60.0, shared=True)
+        assert await programs.clear(second, "", 60.0, shared=False) == {"memory": 0}
+        assert await programs.clear(first, "", 60.0, shared=False) == {"memory": len(keys)}
+        assert await programs.clear(first, "", 60.0, shared=True) == {"redis": len(keys)}
+        assert await programs.clear(first, "", 60.0, shared=True) == {"redis": 0}
+        await redis.kill()
+        with pytest.raises(NoAnswer, match="HTTP 503"):
+            await programs.clear(first, "", 60.0, shared=True)
+    finally:
+        for agent in agents:
+            await agent.kill()
+        await redis.kill()
 
 
 async def test_what_does_not_answer_is_told_so() -> None:
