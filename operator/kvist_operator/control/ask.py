@@ -111,7 +111,7 @@ class HttpPrograms:
                     raise NoAnswer(f"{method} {url}: HTTP {answer.status}")
                 return await answer.text() if as_text else await answer.json()
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            reason = f"no answer within {deadline:g} s" if isinstance(error, TimeoutError) else error
+            reason = f"no answer within {deadline:g} s" if isinstance(error, TimeoutError) else str(error)
             raise NoAnswer(f"{method} {url}: {reason or type(error).__name__}") from error
 
 

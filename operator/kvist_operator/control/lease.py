@@ -134,7 +134,9 @@ class Elector:
         except Conflict:
             self._seen = None  # another was quicker: look again
         except (ApiError, TimeoutError) as error:
-            _log.warning("lease %s/%s: %s", self._terms.namespace, self._terms.name, error or "no answer")
+            _log.warning(
+                "lease %s/%s: %s", self._terms.namespace, self._terms.name, str(error) or "no answer"
+            )
         self._tell()
 
     def pause(self) -> float:
@@ -152,7 +154,7 @@ class Elector:
             async with asyncio.timeout(self._terms.renew):
                 await self._api.replace(LEASES, {**held, "spec": {**held["spec"], "holderIdentity": ""}})
         except (ApiError, TimeoutError) as error:
-            _log.warning("lease was not released: %s", error or "no answer")
+            _log.warning("lease was not released: %s", str(error) or "no answer")
 
     async def _turn(self, started: float) -> None:
         terms = self._terms

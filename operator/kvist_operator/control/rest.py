@@ -168,7 +168,7 @@ class RestApi:
         except TimeoutError as error:
             raise Unavailable(f"{method} {path}: no answer within {self._deadline:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"{method} {path}: {error or type(error).__name__}") from error
+            raise Unavailable(f"{method} {path}: {str(error) or type(error).__name__}") from error
         return _parsed(answer.status, payload, f"{method} {path}")
 
     async def _fresh_login(self) -> None:

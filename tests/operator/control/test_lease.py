@@ -136,6 +136,13 @@ async def test_one_failed_renewal_does_not_lose_the_lease() -> None:
     assert leader.remaining() > 10.0
 
 
+async def test_an_api_server_that_is_silent_is_told_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    api = FakeApi()
+    api.fail = [TimeoutError()]
+    await elector(api, "a", Time()).turn()
+    assert "lease kvist/operator: no answer" in caplog.text
+
+
 async def test_transitions_are_counted() -> None:
     time, api = Time(), FakeApi()
     first, second = elector(api, "a", time), elector(api, "b", time)
