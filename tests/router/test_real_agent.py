@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from kvist_connector.protocol import engine as wire
+from kvist_connector.protocol.tiers import Tier
+from kvist_connector.testing import services
 from kvist_connector.testing.agent_process import AgentProcess
 from kvist_connector.testing.fake_engine import FakeEngine as EngineHalf
 from kvist_connector.testing.fake_engine import prompt_keys
@@ -106,3 +108,40 @@ async def test_a_drain_ends_when_the_routers_requests_have(router, until, agents
         assert await waiting == (200, DONE)
         await agents[0].post("/v1/kvist/drain", {"undo": True})
         await until(lambda: running.mind.replicas["a"].takes)
+
+
+@pytest.mark.skipif(bool(services.missing()), reason=services.missing() or "installed")
+async def test_what_one_agent_wrote_to_redis_the_router_counts_for_both(
+    router, until, connect, tmp_path
+) -> None:
+    redis = services.RedisProcess(tmp_path / "redis")
+    await redis.start()
+    agents, written = [], KEYS[:20]  # an agent loads into half of its slots at most
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        agents.append(
+            await AgentProcess.start(tmp_path / name, redis__urls=redis.url, redis__lookup_deadline=30)
+        )
+    try:
+        async with FakeEngine() as first, FakeEngine() as second:
+            listed = [
+                {"name": name, "url": engine.url, "agent": agent.url}
+                for name, engine, agent in zip("ab", (first, second), agents, strict=True)
+            ]
+            running = await router(replicas=listed, ready=False)
+            mirrors = running.mind.replicas
+            halves = [await connect(agent) for agent in agents]
+            await until(lambda: len(mirrors) == 2 and all(item.fingerprinted for item in mirrors.values()))
+            await halves[0].store(written)
+            await until(lambda: mirrors["b"].mirror.hit(KEYS).stored == bytes([Tier.REDIS] * len(written)))
+            # And what the router believes of "b" is what its agent finds.
+            found = await halves[1].lookup(written)
+            assert found.known == len(written)
+            assert set(found.tiers) == {Tier.REDIS}
+            await redis.kill()
+            await halves[1].lookup(prompt_keys(range(10**6, 10**6 + 8 * CHUNK)))  # b notices
+            await until(lambda: Tier.REDIS not in mirrors["b"].mirror.hit(KEYS).stored)
+    finally:
+        for agent in agents:
+            await agent.kill()
+        await redis.kill()
