@@ -27,6 +27,10 @@ class Answer:
     replica: str
     predicted: int
     """Prompt tokens that the router expected to be reused."""
+    tokens: int
+    """Of the prompt."""
+    reused: int
+    """Prompt tokens that the engine did not compute; 0 unless it runs with --enable-prompt-tokens-details."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ class Client:
             headers["x-kvist-request-id"],
             headers["x-kvist-replica"],
             int(headers.get("x-kvist-predicted-tokens") or 0),
+            said["usage"]["prompt_tokens"],
+            (said["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
         )
 
 

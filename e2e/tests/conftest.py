@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from uuid import uuid4
 
 import pytest
-import yaml
 
 from testbed.bed import Bed, bed
-from testbed.host_folders import claims
 from testbed.kube import Kubectl, answers
 from testbed.programs import CHECKOUT, catalogue
-from testbed.scenario import folders
+from testbed.tenancy import machine_tenant, tenant
 
 CRD = CHECKOUT / "crds" / "cachecluster.yaml"
 
@@ -46,11 +43,8 @@ def crd(kubectl: Kubectl) -> str:
 @pytest.fixture
 def namespace(kubectl: Kubectl) -> Iterator[str]:
     """A namespace that enforces the `restricted` Pod Security Standard."""
-    name = f"e2e-{uuid4().hex[:8]}"
-    kubectl("create", "namespace", name)
-    kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
-    yield name
-    kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
+    with tenant(kubectl) as name:
+        yield name
 
 
 @pytest.fixture(scope="session")
@@ -63,8 +57,7 @@ def node(kubectl: Kubectl, here: Bed) -> str:
 
 
 @pytest.fixture
-def machine_folders(kubectl: Kubectl, namespace: str) -> Iterator[str]:
-    """The namespace, with claims on the checkout, its Python and a model."""
-    kubectl("apply", "--filename=-", stdin=yaml.safe_dump_all(claims(namespace, folders())))
-    yield namespace
-    kubectl("delete", "pv", f"--selector=kvist.dev/e2e={namespace}", "--wait=false")
+def machine_folders(kubectl: Kubectl) -> Iterator[str]:
+    """Such a namespace with claims on the checkout, its Python and a model."""
+    with machine_tenant(kubectl) as name:
+        yield name
