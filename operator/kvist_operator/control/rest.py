@@ -104,7 +104,8 @@ class RestApi:
     ) -> Object:
         """As Api."""
         path = resource.path(namespace, name, subresource)
-        content = _MERGE if resource.group == CLUSTERS.group else _STRATEGIC  # custom kinds know no other
+        plain = resource.group == CLUSTERS.group or subresource == "scale"  # custom kinds know no other
+        content = _MERGE if plain else _STRATEGIC
         return await self._call("PATCH", path, {"fieldManager": MANAGER}, patch, content)
 
     async def delete(self, resource: Resource, obj: Object) -> bool:

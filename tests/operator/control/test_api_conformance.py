@@ -281,3 +281,13 @@ async def test_a_secrets_texts_come_back_encoded(bed: Bed) -> None:
     made = await bed.api.create(SECRETS, bed.make(SECRETS, "s", type="Opaque", stringData={"token": "abc"}))
     assert made["data"] == {"token": "YWJj"}
     assert "stringData" not in made
+
+
+async def test_the_scale_of_a_program_is_patched_alone(bed: Bed) -> None:
+    made = await bed.api.apply(STATEFUL_SETS, stateful_set(bed, 2))
+    name, patch = made["metadata"]["name"], {"spec": {"replicas": 0}}
+    await bed.api.patch(STATEFUL_SETS, bed.namespace, name, patch, subresource="scale")
+    live = await bed.api.get(STATEFUL_SETS, bed.namespace, name)
+    assert live is not None
+    assert live["spec"]["replicas"] == 0
+    assert live["spec"]["template"] == made["spec"]["template"]
