@@ -33,7 +33,7 @@ def ask(
             raise AskError(f"{url} answered {answer.status_code}: {_message(answer)}")
         return answer.json()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise AskError(f"{url} does not answer: {error or type(error).__name__}") from error
+        raise AskError(f"{url} does not answer: {str(error) or type(error).__name__}") from error
     except ValueError as error:
         raise AskError(f"{url} did not answer with JSON") from error
 

@@ -19,7 +19,7 @@ def read_hits(admin_url: str) -> dict[str, Any]:
         answer = httpx.get(admin_url + PATH_METRICS, timeout=DEADLINE, trust_env=False)
         answer.raise_for_status()
     except httpx.HTTPError as error:
-        return {"error": f"{admin_url}{PATH_METRICS} does not answer: {error or type(error).__name__}"}
+        return {"error": f"{admin_url}{PATH_METRICS} does not answer: {str(error) or type(error).__name__}"}
     return hits(answer.text)
 
 

@@ -30,7 +30,7 @@ async def _flush(client: httpx.AsyncClient, name: str, url: str, deadline: float
         answer.raise_for_status()
         left = answer.json()
     except (httpx.HTTPError, ValueError) as error:
-        on_event(Event(EventKind.NOTE, name, f"could not be flushed: {error or type(error).__name__}"))
+        on_event(Event(EventKind.NOTE, name, f"could not be flushed: {str(error) or type(error).__name__}"))
         return
     chunks, size = left.get("pending_chunks", 0), left.get("pending_bytes", 0)
     text = f"not written to disk in time: {chunks} chunks, {format_bytes(size)}" if chunks else "flushed"

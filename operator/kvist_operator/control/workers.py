@@ -77,7 +77,7 @@ class Workers:
             _log.info("%s: left to the operator that leads: %s", key, error)
             result = "left"
         except (ApiError, TimeoutError) as error:
-            _log.warning("%s: tried again later: %s", key, error or f"no end in {self._deadline:g} s")
+            _log.warning("%s: tried again later: %s", key, str(error) or f"no end in {self._deadline:g} s")
         except Exception:  # noqa: BLE001 - the boundary of every worker: an unknown state must not end it
             _log.exception("%s: a state that is not understood; tried again later", key)
             result = "crashed"
