@@ -91,9 +91,9 @@ def decide(state: State, lifetimes: Lifetimes, now: Time) -> Decision:
     valid = [item for item in state.authorities if item.until > now]
     newest = state.authorities[-1] if state.authorities else None
     if newest is None or not state.can_sign or newest not in valid:
-        return _add(valid, "there is no authority that can sign")
+        return _add(valid, state.served, "there is no authority that can sign")
     if len(state.authorities) == 1 and newest.until - now <= lifetimes.replace:
-        return _add(valid, "the authority will end")
+        return _add(valid, state.served, "the authority will end")
     if state.trusted is None:
         return Decision(Step.NOTHING, "there is no webhook configuration")
     if state.trusted != tuple(item.id for item in state.authorities):
@@ -118,8 +118,11 @@ def usable(state: State, now: Time) -> str:
     return "" if served.names >= state.names else "what is served lacks a name"
 
 
-def _add(valid: list[Authority], reason: str) -> Decision:
-    return Decision(Step.ADD, reason, frozenset(item.id for item in valid[-MOST_KEPT:]))
+def _add(valid: list[Authority], served: Served | None, reason: str) -> Decision:
+    # The signer of what is served stays, however many came after it.
+    signer = served.authority if served is not None else None
+    kept = [item.id for place, item in enumerate(reversed(valid)) if place < MOST_KEPT or item.id == signer]
+    return Decision(Step.ADD, reason, frozenset(kept))
 
 
 def _due(state: State, newest: Authority, lifetimes: Lifetimes, now: Time) -> str:

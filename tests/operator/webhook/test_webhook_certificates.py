@@ -149,6 +149,7 @@ MOVES = st.sampled_from(("minutes", "hours", "weeks", "months", "leader", "repli
 
 @settings(max_examples=100, deadline=None)
 @example(["key lost", "leader", "leader", "replica"])
+@example(["key lost", "months"] * 3 + ["key lost", "leader", "replica"])
 @example(["key lost", "leader", "hours", "hours", "leader", "leader", "server"])
 @given(st.lists(MOVES, max_size=60))
 def test_one_trusted_authority_has_always_signed_what_is_served(moves: list[str]) -> None:
