@@ -12,11 +12,12 @@ from kvist_operator.control.ask import Programs
 from kvist_operator.control.errors import NoAnswer, NotFound, TooMany
 from kvist_operator.control.gather import DRAINING
 from kvist_operator.control.journal import Journal
-from kvist_operator.control.pods import GATE, Pod
+from kvist_operator.control.pods import Pod
 from kvist_operator.control.resources import PODS, Object
 from kvist_operator.control.rollout import Action, Decision
-from kvist_operator.control.snapshot import ROUTER, Snapshot
+from kvist_operator.control.snapshot import Snapshot
 from kvist_operator.control.views import RouterView
+from kvist_operator.render.kube.meta import READINESS_GATE, ROUTER
 
 _UNSEEN: Final = RouterView("not asked")
 
@@ -49,7 +50,9 @@ class Acts:
     async def open_gates(self, namespace: str, pods: Iterable[Pod], now: datetime.datetime) -> None:
         """Once per pod: an open gate is never shut."""
         for pod in pods:
-            await self._condition(namespace, pod, GATE, "Mirrored", "a router mirrors this engine", now)
+            await self._condition(
+                namespace, pod, READINESS_GATE, "Mirrored", "a router mirrors this engine", now
+            )
 
     async def carry_out(self, snapshot: Snapshot, decision: Decision, token: str) -> None:
         """The pod's part of a decision; replicas are part of what is rendered."""

@@ -16,8 +16,9 @@ from kvist_operator.control import reasons
 from kvist_operator.control.pods import Pod
 from kvist_operator.control.resources import STATEFUL_SETS, Object
 from kvist_operator.control.rollout import Action, Decision
-from kvist_operator.control.snapshot import ENGINE, ROUTER, Snapshot, observed
+from kvist_operator.control.snapshot import Snapshot, observed
 from kvist_operator.control.views import RouterView
+from kvist_operator.render.kube.meta import ENGINE, ROUTER
 
 MAX_MESSAGE: Final = 1024
 _AT_ZERO: Final = "engine.replicas is 0: raise it to serve"

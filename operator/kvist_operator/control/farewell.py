@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kvist_operator.control.pods import Pod, parse_time
 from kvist_operator.control.resources import Object
-from kvist_operator.control.snapshot import ENGINE
+from kvist_operator.render.kube.meta import ENGINE
 
 FINALIZER: Final = "kvist.dev/clear-shared-tiers"
 CLEAR_SECONDS: Final = 60.0

@@ -19,7 +19,6 @@ from kvist_operator.control.changes import ChildKey
 from kvist_operator.control.errors import NoAnswer
 from kvist_operator.control.pods import Pod, parse_time, pod_of
 from kvist_operator.control.resources import (
-    LABEL_COMPONENT,
     OPTIONAL_GROUP,
     OPTIONAL_KINDS,
     PODS,
@@ -30,8 +29,10 @@ from kvist_operator.control.resources import (
 )
 from kvist_operator.control.rollout import Drain
 from kvist_operator.control.secret_values import read_secrets
-from kvist_operator.control.snapshot import ENGINE, ROUTER, Snapshot
+from kvist_operator.control.snapshot import Snapshot
 from kvist_operator.control.views import RouterView
+from kvist_operator.render.kube import control_token
+from kvist_operator.render.kube.meta import ENGINE, LABEL_COMPONENT, ROUTER
 from kvist_operator.spec import CacheCluster
 from kvist_operator.spec.base import SecretRef
 
@@ -73,7 +74,7 @@ class Gatherer:
         found = await read_secrets(self._api, raw, cluster)
         token = ""
         if begun or shared_tiers(cluster):
-            token = await self.token(namespace, token_reference(cluster))
+            token = await self.token(namespace, control_token(cluster))
         return Snapshot(
             raw=raw,
             cluster=cluster,
@@ -113,14 +114,8 @@ class Gatherer:
     async def views(self, pods: Iterable[Pod]) -> dict[str, RouterView]:
         """What each router says."""
         asked = [pod for pod in pods if pod.component == ROUTER and pod.address and not pod.terminating]
-        answers = await asyncio.gather(*(self._view(pod) for pod in asked))
+        answers = await asyncio.gather(*(ask_router(self._programs, pod) for pod in asked))
         return {pod.name: view for pod, view in zip(asked, answers, strict=True)}
-
-    async def _view(self, pod: Pod) -> RouterView:
-        try:
-            return await self._programs.router(pod)
-        except NoAnswer as error:
-            return RouterView(silent=str(error))
 
     async def _drains(
         self,
@@ -151,6 +146,14 @@ def shared_tiers(cluster: CacheCluster) -> bool:
     return cluster.spec.cache.enabled and (remote.redis is not None or remote.object_store is not None)
 
 
+async def ask_router(programs: Programs, pod: Pod) -> RouterView:
+    """What one router says, its silence included."""
+    try:
+        return await programs.router(pod)
+    except NoAnswer as error:
+        return RouterView(silent=str(error))
+
+
 async def ask_tiers(
     programs: Programs, cluster: CacheCluster, pods: Iterable[Pod], token: str
 ) -> dict[str, dict[str, str]]:
@@ -167,20 +170,6 @@ async def _tiers(programs: Programs, pod: Pod, token: str) -> dict[str, str] | N
         return await programs.tiers(pod, token)
     except NoAnswer:
         return None
-
-
-def token_reference(cluster: CacheCluster) -> SecretRef:
-    """Where the token of the agents' controls is: the user's, or the one that the operator makes."""
-    return cluster.spec.security.token or _own_token(cluster.name)
-
-
-def default_token(raw: Object) -> SecretRef:
-    """The same of an object whose spec cannot be read."""
-    return _own_token(raw["metadata"]["name"])
-
-
-def _own_token(name: str) -> SecretRef:
-    return SecretRef.model_validate({"name": f"{name}-token"})
 
 
 def drain_begun(obj: Object) -> datetime.datetime | None:

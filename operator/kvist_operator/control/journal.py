@@ -16,7 +16,8 @@ from typing import Final
 
 from kvist_operator.control.api import Api
 from kvist_operator.control.errors import ApiError, Conflict
-from kvist_operator.control.resources import CLUSTERS, EVENTS, MANAGER, Object
+from kvist_operator.control.resources import CLUSTERS, EVENTS, Object
+from kvist_operator.render.kube.meta import MANAGER
 
 QUIET_SECONDS: Final = 600.0
 MEMORY: Final = 4096

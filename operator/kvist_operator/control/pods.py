@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvist_operator.control.resources import Object
+from kvist_operator.render.kube.meta import READINESS_GATE
 
-GATE: Final = "kvist.dev/mirrored"
 REVISION_LABEL: Final = "controller-revision-hash"
 # A deleted pod that is still there this long after its grace period has lost its node: nothing waits for it.
 STUCK_SECONDS: Final = 60.0
@@ -70,7 +70,7 @@ def pod_of(obj: Object, component: str, now: datetime.datetime) -> Pod:
         terminating=deleted is not None,
         stuck=deleted is not None and (now - parse_time(deleted)).total_seconds() > STUCK_SECONDS,
         broken="" if deleted is not None else _broken(status, conditions),
-        gate=_true(conditions, GATE) if GATE in gates else None,
+        gate=_true(conditions, READINESS_GATE) if READINESS_GATE in gates else None,
         address=status.get("podIP") or "",
         component=component,
         ports={p["name"]: p["containerPort"] for p in _ports(spec) if "name" in p},

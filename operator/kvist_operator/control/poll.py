@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from kvist_operator.control.api import Key
 from kvist_operator.control.ask import Programs
-from kvist_operator.control.errors import NoAnswer
-from kvist_operator.control.gather import ask_tiers
+from kvist_operator.control.gather import ask_router, ask_tiers
 from kvist_operator.control.pods import Pod
 from kvist_operator.control.reconcile import Memory
-from kvist_operator.control.snapshot import ROUTER, Snapshot
+from kvist_operator.control.snapshot import Snapshot
 from kvist_operator.control.status import FIGURES_SECONDS, hits
 from kvist_operator.control.views import Figures, RouterView, total
+from kvist_operator.render.kube.meta import ROUTER
 
 AT_ONCE = 16
 
@@ -57,10 +57,7 @@ class RouterPoll:
 
     async def _ask(self, pod: Pod) -> RouterView:
         async with self._limit:
-            try:
-                return await self._programs.router(pod)
-            except NoAnswer as error:
-                return RouterView(silent=str(error))
+            return await ask_router(self._programs, pod)
 
 
 def sees_otherwise(snapshot: Snapshot, views: Mapping[str, RouterView]) -> bool:

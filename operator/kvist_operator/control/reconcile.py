@@ -24,7 +24,7 @@ from kvist_operator.control.changes import ChildKey, Left
 from kvist_operator.control.children import Children, Written
 from kvist_operator.control.conditions import Condition, Problem, Type, blocked, evaluate
 from kvist_operator.control.errors import Forbidden, Invalid, NotFound, OperatorError
-from kvist_operator.control.gather import Gatherer, default_token, token_reference
+from kvist_operator.control.gather import Gatherer
 from kvist_operator.control.journal import Journal
 from kvist_operator.control.parting import Parting
 from kvist_operator.control.resources import CLUSTERS, Object
@@ -33,7 +33,7 @@ from kvist_operator.control.secret_values import mark_pods
 from kvist_operator.control.snapshot import Snapshot, observed
 from kvist_operator.control.status import blocked_status, status_of, status_patch, worth_writing
 from kvist_operator.plan import kube_target, make_plan
-from kvist_operator.render.kube import Context, endpoint, generated_secrets, render
+from kvist_operator.render.kube import Context, control_token, endpoint, generated_secrets, own_token, render
 from kvist_operator.spec import CacheCluster, parse
 from kvist_operator.spec.checks import Facts, first_violation
 
@@ -119,7 +119,9 @@ class Reconciler:
     async def _leaving(self, raw: Object, memory: Memory) -> Outcome:
         """Its children go with it by their owner reference, once nothing holds it any more."""
         cluster = typed(raw)
-        reference = default_token(raw) if isinstance(cluster, Problem) else token_reference(cluster)
+        reference = (
+            own_token(raw["metadata"]["name"]) if isinstance(cluster, Problem) else control_token(cluster)
+        )
         token = memory.snapshot.token if memory.snapshot is not None else ""
         waiting = await self._parting.end(raw, reference, token, memory.not_cleared)
         if waiting is None:
@@ -172,7 +174,9 @@ class Reconciler:
         await self._acts.open_gates(snapshot.namespace, shut, snapshot.now)
         token = ""
         if decision.action in (Action.DRAIN, Action.UNDRAIN):
-            token = await self._gatherer.token(snapshot.namespace, token_reference(snapshot.cluster))
+            token = snapshot.token or await self._gatherer.token(
+                snapshot.namespace, control_token(snapshot.cluster)
+            )
         await self._acts.carry_out(snapshot, decision, token)
 
     async def _report(self, snapshot: Snapshot, decision: Decision, memory: Memory) -> Outcome:

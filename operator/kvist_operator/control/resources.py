@@ -11,14 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvist_connector.names import API_VERSION, KIND
+from kvist_operator.render.kube.meta import LABEL_INSTANCE, LABEL_MANAGED_BY, MANAGER
 
 Object = dict[str, Any]
 
-LABEL_NAME: Final = "app.kubernetes.io/name"
-LABEL_INSTANCE: Final = "app.kubernetes.io/instance"
-LABEL_COMPONENT: Final = "app.kubernetes.io/component"
-LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
-MANAGER: Final = "kvist-operator"
 MANAGED_SELECTOR: Final = {LABEL_MANAGED_BY: MANAGER}
 
 

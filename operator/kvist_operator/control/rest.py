@@ -17,7 +17,8 @@ import aiohttp
 import kopf
 
 from kvist_operator.control.errors import ApiError, NotFound, Unavailable, from_status
-from kvist_operator.control.resources import CLUSTERS, MANAGER, PODS, Object, Resource
+from kvist_operator.control.resources import CLUSTERS, PODS, Object, Resource
+from kvist_operator.render.kube.meta import MANAGER
 
 _APPLY: Final = "application/apply-patch+yaml"  # JSON is YAML
 _STRATEGIC: Final = "application/strategic-merge-patch+json"

@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from kvist_operator.control.api import Api
 from kvist_operator.control.errors import Forbidden
-from kvist_operator.control.resources import LABEL_COMPONENT, SECRETS, Object
+from kvist_operator.control.resources import SECRETS, Object
+from kvist_operator.render.kube.meta import LABEL_COMPONENT
 from kvist_operator.spec import CacheCluster
 
 MARK_ANNOTATION: Final = "kvist.dev/env-secrets"

@@ -11,10 +11,8 @@ from kvist_operator.control.pods import Pod
 from kvist_operator.control.resources import AUTOSCALERS, DEPLOYMENTS, STATEFUL_SETS, Object
 from kvist_operator.control.rollout import Drain, Engines
 from kvist_operator.control.views import RouterView
+from kvist_operator.render.kube.meta import ENGINE, ROUTER, name_of
 from kvist_operator.spec import CacheCluster
-
-ENGINE = "engine"
-ROUTER = "router"
 
 
 @dataclass(frozen=True)
@@ -53,12 +51,12 @@ class Snapshot:
     @property
     def stateful_set(self) -> Object | None:
         """The engines'."""
-        return self.child((STATEFUL_SETS, f"{self.name}-{ENGINE}"))
+        return self.child((STATEFUL_SETS, name_of(self.cluster, ENGINE)))
 
     @property
     def deployment(self) -> Object | None:
         """The routers'."""
-        return self.child((DEPLOYMENTS, f"{self.name}-{ROUTER}"))
+        return self.child((DEPLOYMENTS, name_of(self.cluster, ROUTER)))
 
     def of(self, component: str) -> tuple[Pod, ...]:
         """Pods of one component."""

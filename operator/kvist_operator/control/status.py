@@ -11,15 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from kvist_operator.control.conditions import Condition
-from kvist_operator.control.resources import (
-    CLUSTERS,
-    LABEL_COMPONENT,
-    LABEL_INSTANCE,
-    LABEL_NAME,
-    Object,
-)
-from kvist_operator.control.snapshot import ENGINE, Snapshot
+from kvist_operator.control.resources import CLUSTERS, Object
+from kvist_operator.control.snapshot import Snapshot
 from kvist_operator.control.views import Figures, RouterView, total
+from kvist_operator.render.kube.meta import APP, ENGINE, LABEL_COMPONENT, LABEL_INSTANCE, LABEL_NAME
 
 FIGURES_SECONDS: Final = 60.0
 _FIGURES: Final = ("hit", "figures")
@@ -74,7 +69,7 @@ def status_patch(raw: Object, status: Object) -> Object:
 
 def selector_text(name: str) -> str:
     """Label selector of the engine pods, for the scale subresource."""
-    return f"{LABEL_NAME}=kvist,{LABEL_INSTANCE}={name},{LABEL_COMPONENT}={ENGINE}"
+    return f"{LABEL_NAME}={APP},{LABEL_INSTANCE}={name},{LABEL_COMPONENT}={ENGINE}"
 
 
 def _engines(snapshot: Snapshot) -> list[Object]:

@@ -9,15 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from kvist_operator.control.api import Api, Key
 from kvist_operator.control.errors import NotFound
-from kvist_operator.control.resources import (
-    CLUSTERS,
-    LABEL_INSTANCE,
-    MANAGED_SELECTOR,
-    PODS,
-    Object,
-    Resource,
-    managed,
-)
+from kvist_operator.control.resources import CLUSTERS, MANAGED_SELECTOR, PODS, Object, Resource, managed
+from kvist_operator.render.kube.meta import LABEL_INSTANCE
 
 _Seen = Mapping[tuple[Resource, str, str], tuple[str, str]]  # object -> version, its cluster's name
 

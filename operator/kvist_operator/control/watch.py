@@ -19,15 +19,14 @@ from kvist_operator.control.api import Api, Key
 from kvist_operator.control.errors import NotFound
 from kvist_operator.control.resources import (
     CLUSTERS,
-    LABEL_INSTANCE,
     MANAGED_SELECTOR,
-    MANAGER,
     OPTIONAL_GROUP,
     OPTIONAL_KINDS,
     PODS,
     Resource,
     managed,
 )
+from kvist_operator.render.kube.meta import LABEL_INSTANCE, MANAGER
 
 STOP_SECONDS = 10.0
 # A change rarely comes alone: one reconciliation is for all that follow so soon.

@@ -1,10 +1,12 @@
-"""Amounts in `resources`: what plan and rendering read of them. Pure."""
+"""Amounts: what plan and rendering read of `resources`, and sizes as remedies name them. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 Amount = str | int | float
+_MEBIBYTE: Final = 1024**2
 
 
 def cpu_cores(amount: Amount) -> float:
@@ -20,3 +22,13 @@ def cpu_cores(amount: Amount) -> float:
 def gpu_resource(amounts: Mapping[str, Amount]) -> str | None:
     """The resource's name, such as nvidia.com/gpu, if one is asked for."""
     return next((name for name in sorted(amounts) if name.rpartition("/")[2] == "gpu"), None)
+
+
+def round_up(size: int) -> int:
+    """Bytes, to whole mebibytes: what a person would write."""
+    return -(-size // _MEBIBYTE) * _MEBIBYTE
+
+
+def round_down(size: int) -> int:
+    """Bytes, to whole mebibytes."""
+    return size // _MEBIBYTE * _MEBIBYTE

@@ -12,6 +12,7 @@ from typing import Final
 
 from kvist_connector.keys import CHUNK_TOKENS
 from kvist_connector.quantity import format_bytes, format_quantity
+from kvist_operator.spec.amounts import round_down, round_up
 from kvist_operator.spec.cluster import CacheCluster
 from kvist_operator.spec.engine import CPU_BLOCK_TOKENS, CPU_KV_BYTES
 from kvist_operator.spec.model_facts import ModelFacts
@@ -111,7 +112,7 @@ def chunk_fits(cluster: CacheCluster, facts: Facts) -> Violation | None:
                 format_quantity(size),
                 f"one chunk of this model takes {format_bytes(chunk)} "
                 f"({cache.chunk_tokens} tokens of {per_token} bytes)",
-                f"set at least {format_quantity(_round_up(chunk + _ARENA_OVERHEAD))}",
+                f"set at least {format_quantity(round_up(chunk + _ARENA_OVERHEAD))}",
             )
     return None
 
@@ -131,7 +132,7 @@ def prompt_fits(cluster: CacheCluster, facts: Facts) -> Violation | None:
         "spec.engine.kvCacheMemory",
         format_quantity(engine.kv_cache_memory),
         f"one prompt of {longest} tokens takes {format_bytes(need)}",
-        f"set at least {format_quantity(_round_up(need))}"
+        f"set at least {format_quantity(round_up(need))}"
         + (f", or engine.maxModelLen to at most {fitting}" if fitting else ""),
     )
 
@@ -160,7 +161,7 @@ def arenas_fit(cluster: CacheCluster, facts: Facts) -> Violation | None:
         format_quantity(cache.memory),
         f"{replicas} replicas need {format_bytes(need)} and the arena folder has "
         f"{format_bytes(facts.arena_free)} free",
-        f"set at most {format_quantity(_round_down(facts.arena_free // max(1, replicas)))}",
+        f"set at most {format_quantity(round_down(facts.arena_free // max(1, replicas)))}",
     )
 
 
@@ -196,7 +197,7 @@ def disk_fits(cluster: CacheCluster, facts: Facts) -> Violation | None:
         "spec.cache.disk.size",
         format_quantity(cache.disk.size),
         f"{replicas} replicas need {format_bytes(need)}, the disk has {format_bytes(facts.disk_free)} free",
-        f"set at most {format_quantity(_round_down(facts.disk_free // max(1, replicas)))}",
+        f"set at most {format_quantity(round_down(facts.disk_free // max(1, replicas)))}",
     )
 
 
@@ -214,15 +215,6 @@ def devices_suffice(cluster: CacheCluster, facts: Facts) -> Violation | None:
         f"{need} CUDA devices are needed and {facts.devices} are here",
         "set fewer, or engine.device: cpu",
     )
-
-
-def _round_up(size: int) -> int:
-    mebibyte = 1024**2
-    return (size + mebibyte - 1) // mebibyte * mebibyte
-
-
-def _round_down(size: int) -> int:
-    return size // 1024**2 * 1024**2
 
 
 CHECKS: Final[tuple[Check, ...]] = (

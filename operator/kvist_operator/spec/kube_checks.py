@@ -8,11 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 from kvist_connector.quantity import format_quantity, parse_quantity
-from kvist_operator.spec.amounts import gpu_resource
+from kvist_operator.spec.amounts import gpu_resource, round_up
 from kvist_operator.spec.checks import Check, Facts, Violation, chunk_divides, chunk_supported, cpu_block
 from kvist_operator.spec.cluster import MAX_NAME, CacheCluster
-
-_MEBIBYTE: Final = 1024**2
 
 
 def kube_violation(cluster: CacheCluster, *, cpu: bool) -> Violation | None:
@@ -81,7 +79,7 @@ def claim_holds_disk(cluster: CacheCluster, facts: Facts) -> Violation | None:
     requests = resources.get("requests") if isinstance(resources, dict) else None
     storage = requests.get("storage") if isinstance(requests, dict) else None
     field = "spec.cache.disk.volumeClaimTemplate.resources.requests.storage"
-    need = format_quantity(_round_up(disk.size + disk.size // 50))
+    need = format_quantity(round_up(disk.size + disk.size // 50))
     if storage is None:
         return Violation(field, "nothing", "a claim needs a size", f"set at least {need}")
     try:
@@ -135,10 +133,6 @@ def egress_is_restricted(cluster: CacheCluster, facts: Facts) -> Violation | Non
         "it has no effect without egress: true",
         "set egress: true, or leave it out",
     )
-
-
-def _round_up(size: int) -> int:
-    return (size + _MEBIBYTE - 1) // _MEBIBYTE * _MEBIBYTE
 
 
 KUBE_CHECKS: Final[tuple[Check, ...]] = (

@@ -13,6 +13,7 @@ from kvist_connector.planner import PrefillModel, TierPrice, plan_load
 from kvist_connector.quantity import format_bytes, format_quantity
 from kvist_operator.plan import kube_target
 from kvist_operator.spec import CacheCluster
+from kvist_operator.spec.amounts import round_up
 from kvist_operator.spec.checks import Facts, Violation, chunk_fits, prompt_fits
 from kvist_operator.spec.model_facts import ModelFacts
 from kvist_operator.webhook.estimate import Size, estimate
@@ -62,7 +63,7 @@ def memory_holds_a_prompt(cluster: CacheCluster, size: Size) -> Violation | None
         "spec.cache.memory",
         format_quantity(memory),
         f"one prompt of {longest} tokens takes about {format_bytes(need)} or more",
-        f"set at least {_at_least(need)}, or less engine.maxModelLen",
+        f"set at least {format_quantity(round_up(need))}, or less engine.maxModelLen",
     )
 
 
@@ -110,16 +111,12 @@ def redis_holds_a_prompt(cluster: CacheCluster, size: Size) -> Violation | None:
         format_quantity(redis.managed.memory),
         f"one prompt of {longest} tokens takes about {format_bytes(need)} or more on each of "
         f"{redis.managed.replicas}",
-        f"set at least {_at_least(need)}, or more replicas",
+        f"set at least {format_quantity(round_up(need))}, or more replicas",
     )
 
 
 def _facts(size: Size) -> Facts:
     return Facts(model=ModelFacts(size.kv_bytes_per_token, None))
-
-
-def _at_least(size: int) -> str:
-    return format_quantity((size + _MEBIBYTE - 1) // _MEBIBYTE * _MEBIBYTE)
 
 
 ADVICE: Final[tuple[Advice, ...]] = (

@@ -16,7 +16,6 @@ from kvist_operator.control.resources import (
     CLUSTERS,
     EVENTS,
     LEASES,
-    MANAGER,
     OPTIONAL_GROUP,
     PODS,
     SECRETS,
@@ -27,6 +26,7 @@ from kvist_operator.control.resources import (
 from kvist_operator.control.rest import RestApi
 from kvist_operator.control.testing.fake_api import FakeApi
 from kvist_operator.crd import crd
+from kvist_operator.render.kube import MANAGER
 
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvist_operator.control.pods import GATE, pod_of
+from kvist_operator.control.pods import pod_of
+from kvist_operator.render.kube import READINESS_GATE
 
 NOW = datetime.datetime(2026, 1, 1, 12, 0, tzinfo=datetime.UTC)
 
@@ -34,10 +35,10 @@ def test_a_pod_that_was_just_made_is_nothing_yet() -> None:
 
 
 def test_readiness_is_read_from_conditions_and_gates() -> None:
-    spec = {"readinessGates": [{"conditionType": GATE}]}
+    spec = {"readinessGates": [{"conditionType": READINESS_GATE}]}
     shut = read({"conditions": conditions(ContainersReady="True", Ready="False")}, spec)
     assert (shut.serving, shut.ready, shut.gate) == (True, False, False)
-    listed = [*conditions(ContainersReady="True", Ready="True"), {"type": GATE, "status": "True"}]
+    listed = [*conditions(ContainersReady="True", Ready="True"), {"type": READINESS_GATE, "status": "True"}]
     assert (read({"conditions": listed}, spec).ready, read({"conditions": listed}, spec).gate) == (True, True)
 
 

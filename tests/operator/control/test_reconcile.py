@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kvist_operator.control.errors import Forbidden, Unavailable
-from kvist_operator.control.pods import GATE
 from kvist_operator.control.resources import CLUSTERS, DEPLOYMENTS, PODS, SECRETS, STATEFUL_SETS, Resource
 from kvist_operator.control.views import Figures
+from kvist_operator.render.kube import READINESS_GATE
 
 World = Any
 NAMESPACE = "team"
@@ -251,7 +251,7 @@ async def test_the_gate_opens_after_a_ready_router_mirrors_the_engine_and_only_o
     world.programs.mirror = True
     await world.settle()
     (engine,) = world.pods("engine").values()
-    gates = [item for item in engine["status"]["conditions"] if item["type"] == GATE]
+    gates = [item for item in engine["status"]["conditions"] if item["type"] == READINESS_GATE]
     assert [item["status"] for item in gates] == ["True"]
     patches = world.api.calls["patch", "", "pods/status"]
     world.programs.mirror = False
@@ -273,7 +273,7 @@ async def test_the_gate_of_a_pod_made_anew_opens_even_while_the_spec_is_wrong(wo
     gates = [
         c["status"]
         for c in world.pods("engine")["demo-engine-1"]["status"]["conditions"]
-        if c["type"] == GATE
+        if c["type"] == READINESS_GATE
     ]
     assert gates == ["True"]
     assert world.says("Degraded") == ("True", "InvalidSpec")

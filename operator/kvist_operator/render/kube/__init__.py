@@ -3,7 +3,7 @@
 from kvist_operator.render.kube.context import Context, Images
 from kvist_operator.render.kube.meta import CONFIG_HASH, MANAGER, READINESS_GATE, endpoint, labels, selector
 from kvist_operator.render.kube.objects import render
-from kvist_operator.render.kube.secrets import GeneratedSecret, generated_secrets
+from kvist_operator.render.kube.secrets import GeneratedSecret, control_token, generated_secrets, own_token
 
 __all__ = [
     "CONFIG_HASH",
@@ -12,9 +12,11 @@ __all__ = [
     "Context",
     "GeneratedSecret",
     "Images",
+    "control_token",
     "endpoint",
     "generated_secrets",
     "labels",
+    "own_token",
     "render",
     "selector",
 ]

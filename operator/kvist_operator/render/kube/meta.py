@@ -11,6 +11,11 @@ from kvist_operator.spec import CacheCluster
 
 Object = dict[str, Any]
 
+LABEL_NAME: Final = "app.kubernetes.io/name"
+LABEL_INSTANCE: Final = "app.kubernetes.io/instance"
+LABEL_COMPONENT: Final = "app.kubernetes.io/component"
+LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+APP: Final = "kvist"
 MANAGER: Final = "kvist-operator"
 ENGINE: Final = "engine"
 ROUTER: Final = "router"
@@ -29,15 +34,15 @@ def name_of(cluster: CacheCluster, component: str) -> str:
 def selector(cluster: CacheCluster, component: str) -> dict[str, str]:
     """Labels that select the pods of one component."""
     return {
-        "app.kubernetes.io/name": "kvist",
-        "app.kubernetes.io/instance": cluster.name,
-        "app.kubernetes.io/component": component,
+        LABEL_NAME: APP,
+        LABEL_INSTANCE: cluster.name,
+        LABEL_COMPONENT: component,
     }
 
 
 def labels(cluster: CacheCluster, component: str) -> dict[str, str]:
     """Labels of every object and pod."""
-    return {**selector(cluster, component), "app.kubernetes.io/managed-by": MANAGER}
+    return {**selector(cluster, component), LABEL_MANAGED_BY: MANAGER}
 
 
 def make(

@@ -6,7 +6,15 @@ from typing import Final
 
 from kvist_connector.names import PATH_METRICS
 from kvist_operator.render.kube.context import Context
-from kvist_operator.render.kube.meta import ENGINE, ROUTER, Object, make, selector
+from kvist_operator.render.kube.meta import (
+    ENGINE,
+    LABEL_COMPONENT,
+    LABEL_INSTANCE,
+    ROUTER,
+    Object,
+    make,
+    selector,
+)
 from kvist_operator.render.kube.secrets import control_token
 from kvist_operator.render.kube.values import service_ports
 from kvist_operator.spec import CacheCluster
@@ -36,7 +44,7 @@ def _monitor(cluster: CacheCluster, context: Context, part: str, kind: str) -> O
     return make(_GROUP, kind, cluster, context.namespace, part) | {
         "spec": {
             "selector": {"matchLabels": selector(cluster, part)},
-            "podTargetLabels": ["app.kubernetes.io/instance", "app.kubernetes.io/component"],
+            "podTargetLabels": [LABEL_INSTANCE, LABEL_COMPONENT],
             endpoints: [_endpoint(cluster, port) for port in ports],
         }
     }

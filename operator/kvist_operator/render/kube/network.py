@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvist_operator.render.kube.context import Context
-from kvist_operator.render.kube.meta import ENGINE, MANAGER, REDIS, ROUTER, Object, make, selector
+from kvist_operator.render.kube.meta import ENGINE, LABEL_NAME, MANAGER, REDIS, ROUTER, Object, make, selector
 from kvist_operator.render.kube.redis import managed_redis
 from kvist_operator.render.kube.values import PORTS
 from kvist_operator.spec import CacheCluster
@@ -72,13 +72,13 @@ def _peers(cluster: CacheCluster, context: Context, source: str) -> list[Object]
     if source == _CLIENTS:
         return list(wished.clients)
     if source == _METRICS:
-        prometheus = {"app.kubernetes.io/name": "prometheus"}
+        prometheus = {LABEL_NAME: "prometheus"}
         anywhere = {"namespaceSelector": {}, "podSelector": {"matchLabels": prometheus}}
         return list(wished.metrics_from) or [anywhere]
     if source == _OPERATOR:
         name = context.operator_namespace
         namespaces = {"matchLabels": {_NAMESPACE_NAME: name}} if name else {}
-        pods = {"matchLabels": {"app.kubernetes.io/name": MANAGER}}
+        pods = {"matchLabels": {LABEL_NAME: MANAGER}}
         return [{"namespaceSelector": namespaces, "podSelector": pods}]
     return [_pods(cluster, source)]
 

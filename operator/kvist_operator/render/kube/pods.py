@@ -52,13 +52,16 @@ def container_security() -> Object:
     }
 
 
+def pulled(image: str, context: Context) -> Object:
+    """The image of a container, and how it is pulled."""
+    return {"image": image, **({"imagePullPolicy": context.pull_policy} if context.pull_policy else {})}
+
+
 def program(name: str, image: str, module: str, argv: Iterable[str], context: Context) -> Object:
     """A container that runs `python3 -m module`; `command` alone can be overlaid with another Python."""
-    pull = {"imagePullPolicy": context.pull_policy} if context.pull_policy else {}
     return {
         "name": name,
-        "image": image,
-        **pull,
+        **pulled(image, context),
         "command": ["python3"],
         "args": ["-m", module, *argv],
         "securityContext": container_security(),

@@ -8,7 +8,7 @@ from kvist_connector.quantity import format_quantity
 from kvist_operator.render.kube.accounts import account
 from kvist_operator.render.kube.context import Context
 from kvist_operator.render.kube.meta import ENGINE, REDIS, Object, labels, make, name_of, selector
-from kvist_operator.render.kube.pods import container_security, pod_base, resources, secret_volume
+from kvist_operator.render.kube.pods import container_security, pod_base, pulled, resources, secret_volume
 from kvist_operator.render.kube.secrets import redis_password
 from kvist_operator.render.kube.values import PORTS, container_ports, service_ports
 from kvist_operator.spec import CacheCluster
@@ -75,13 +75,11 @@ def _pod(cluster: CacheCluster, managed: ManagedRedis, context: Context) -> Obje
 def _container(managed: ManagedRedis, context: Context) -> Object:
     port = str(PORTS["redis"])
     alive = {"exec": {"command": ["sh", "-c", _ALIVE, port]}, "timeoutSeconds": 5}
-    pull = {"imagePullPolicy": context.pull_policy} if context.pull_policy else {}
     # Fragmentation and buffers of connections come on top of maxmemory.
     limit = format_quantity(managed.memory + managed.memory // 4 + 64 * 1024**2)
     return {
         "name": REDIS,
-        "image": managed.image or context.images.redis,
-        **pull,
+        **pulled(managed.image or context.images.redis, context),
         "command": ["sh", "-c", _START, REDIS],
         "args": [
             *("--port", port, "--dir", "/tmp", "--save", "", "--appendonly", "no"),

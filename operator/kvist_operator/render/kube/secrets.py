@@ -19,9 +19,13 @@ class GeneratedSecret:
 
 
 def control_token(cluster: CacheCluster) -> SecretRef:
-    """The token of agents' HTTP APIs, the feed included."""
-    given = cluster.spec.security.token
-    return given or SecretRef.model_validate({"name": f"{cluster.name}-token"})
+    """The token of agents' HTTP APIs, the feed included: the user's, or the one that the operator makes."""
+    return cluster.spec.security.token or own_token(cluster.name)
+
+
+def own_token(name: str) -> SecretRef:
+    """The one that the operator makes for the cluster `name`."""
+    return SecretRef.model_validate({"name": f"{name}-token"})
 
 
 def redis_password(cluster: CacheCluster) -> SecretRef | None:

@@ -29,12 +29,12 @@ from kvist_operator.render.kube.values import (
     values,
 )
 from kvist_operator.spec import CacheCluster
+from kvist_operator.spec.amounts import round_up
 from kvist_operator.spec.base import SecretRef
 
 # Journal, sockets and lock files beside the arena.
 _BESIDE_ARENA: Final = 64 * 1024**2
 _HEAP: Final = 512 * 1024**2
-_MEBIBYTE: Final = 1024**2
 
 
 def agent_container(cluster: CacheCluster, agent: Program, context: Context) -> Object:
@@ -68,7 +68,7 @@ def agent_memory(agent: Program) -> int:
     """Bytes: arena, what lies beside it, heap, and the catalog's share of arena and disk."""
     arena, disk = _size(agent, VolumeKind.ARENA), _size(agent, VolumeKind.DISK)
     total = arena + _BESIDE_ARENA + _HEAP + arena // 256 + disk // 4096
-    return math.ceil(total / _MEBIBYTE) * _MEBIBYTE
+    return round_up(total)
 
 
 def agent_volumes(cluster: CacheCluster, agent: Program) -> list[Object]:
