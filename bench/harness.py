@@ -147,13 +147,26 @@ def estimate(samples: Sequence[float]) -> Estimate:
 def paired_ratio(
     ours: Callable[[], float], theirs: Callable[[], float], rounds: int
 ) -> tuple[Estimate, list[float], list[float]]:
-    """Measure both in every round, order alternating; the estimate is of ours / theirs per round."""
+    """As `paired`; the estimate is of ours / theirs per round."""
+    mine, other = paired(ours, theirs, rounds)
+    return ratio(mine, other), mine, other
+
+
+def ratio(mine: Sequence[float], other: Sequence[float]) -> Estimate:
+    """Of each pair of samples."""
+    return estimate([a / b for a, b in zip(mine, other, strict=True)])
+
+
+def paired(
+    ours: Callable[[], float], theirs: Callable[[], float], rounds: int
+) -> tuple[list[float], list[float]]:
+    """Measure both in every round, order alternating."""
     mine: list[float] = []
     other: list[float] = []
     for index in range(rounds):
         for measure, samples in _order(index, (ours, mine), (theirs, other)):
             samples.append(measure())
-    return estimate([a / b for a, b in zip(mine, other, strict=True)]), mine, other
+    return mine, other
 
 
 def _order(index: int, *pair: Any) -> tuple[Any, ...]:

@@ -25,10 +25,10 @@ def run(options: harness.Options) -> harness.Result:
     mine: list[float] = []
     theirs: list[float] = []
     for start in range(options.rounds(STARTS, 1)):
-        _, a, b = _one_start(start, options.rounds(6, 3))
+        a, b = _one_start(start, options.rounds(6, 3))
         mine += a
         theirs += b
-    ratio = harness.estimate([a / b for a, b in zip(mine, theirs, strict=True)])
+    ratio = harness.ratio(mine, theirs)
     goal = harness.Goal(
         "miss, with / without connector", ratio.median, GOAL_RATIO, False, "x", (ratio.low, ratio.high)
     )
@@ -45,7 +45,7 @@ def run(options: harness.Options) -> harness.Result:
     )
 
 
-def _one_start(start: int, rounds: int) -> tuple[harness.Estimate, list[float], list[float]]:
+def _one_start(start: int, rounds: int) -> tuple[list[float], list[float]]:
     model = str(model_folder())
     with tempfile.TemporaryDirectory(prefix="kvist-bench-") as name:
         folder = Path(name)
@@ -66,9 +66,7 @@ def _one_start(start: int, rounds: int) -> tuple[harness.Estimate, list[float], 
             return _measure(engines["ours"], engines["plain"], rounds)
 
 
-def _measure(
-    ours: EngineWorker, plain: EngineWorker, rounds: int
-) -> tuple[harness.Estimate, list[float], list[float]]:
+def _measure(ours: EngineWorker, plain: EngineWorker, rounds: int) -> tuple[list[float], list[float]]:
     seeds = {"ours": 5000, "plain": 5000}
 
     def once(name: str, engine: EngineWorker) -> float:
@@ -78,7 +76,7 @@ def _measure(
             raise RuntimeError(f"the prompt was meant to be unseen, {answer['cached']} tokens were reused")
         return float(answer["ttft"])
 
-    return harness.paired_ratio(lambda: once("ours", ours), lambda: once("plain", plain), rounds)
+    return harness.paired(lambda: once("ours", ours), lambda: once("plain", plain), rounds)
 
 
 if __name__ == "__main__":

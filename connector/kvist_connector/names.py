@@ -55,3 +55,6 @@ LABEL_REASON: Final = "reason"
 LABEL_OUTCOME: Final = "outcome"
 LABEL_STATE: Final = "state"
 LABEL_OPERATION: Final = "operation"
+
+# Of every program's log, on standard error.
+LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -9,8 +9,11 @@ the engine adapter (`PrefillModel.fit`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+from kvist_connector.protocol.tiers import Tier
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,13 @@ class TierPrice:
         if size <= 0:
             return 0.0
         return self.latency + size / self.bandwidth if self.bandwidth > 0 else float("inf")
+
+
+# Of shared tiers nobody has read from yet: agents and routers must expect the same.
+SHARED_PRICES: Final[Mapping[int, TierPrice]] = {
+    Tier.REDIS: TierPrice(0.003, 5e8),
+    Tier.OBJECT: TierPrice(0.05, 2e8),
+}
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,18 @@ def field_names(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, A
             yield prefix + name, field
 
 
+def program_parser(prog: str, description: str, epilog: str, version: str) -> argparse.ArgumentParser:
+    """The command line of a program; `add_flags` adds its settings."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=version)
+    return parser
+
+
 def add_flags(parser: argparse.ArgumentParser, cls: type[BaseModel]) -> None:
     """A flag for every field, `--config FILE` and `--print-config`; no abbreviations."""
     parser.allow_abbrev = False

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from kvist_connector import names
 from kvist_connector.errors import ConfigError
-from kvist_connector.settings import add_flags, load, to_yaml
+from kvist_connector.settings import add_flags, load, program_parser, to_yaml
 from kvist_operator.control.acts import Acts
 from kvist_operator.control.api import Api, Key
 from kvist_operator.control.ask import HttpPrograms, Programs
@@ -82,13 +82,12 @@ def run(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="kvist-operator",
-        description="Makes CacheCluster objects run: engines, caches, routers.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = program_parser(
+        "kvist-operator",
+        "Makes CacheCluster objects run: engines, caches, routers.",
+        _EXAMPLES,
+        f"kvist {version('kvist')}",
     )
-    parser.add_argument("--version", action="version", version=f"kvist {version('kvist')}")
     add_flags(parser, OperatorSettings)
     return parser
 
@@ -113,9 +112,7 @@ async def _release(settings: OperatorSettings, deployment: str | None) -> None:
 
 
 def _configure_logs(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    logging.basicConfig(level=level.upper(), format=names.LOG_FORMAT, stream=sys.stderr)
     if level != "debug":
         logging.getLogger("kopf").setLevel(logging.ERROR)
 

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 
 from kvist_connector import names
 from kvist_connector.errors import ConfigError
-from kvist_connector.settings import add_flags, load, to_yaml
+from kvist_connector.settings import add_flags, load, program_parser, to_yaml
 from kvist_router.admin import admin_app
 from kvist_router.discovery.source import Source
 from kvist_router.discovery.sources import source
@@ -80,13 +80,12 @@ def run(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="kvist-router",
-        description="OpenAI-compatible endpoint that sends each request where it will answer first.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = program_parser(
+        "kvist-router",
+        "OpenAI-compatible endpoint that sends each request where it will answer first.",
+        _EXAMPLES,
+        f"kvist {version('kvist')}",
     )
-    parser.add_argument("--version", action="version", version=f"kvist {version('kvist')}")
     parser.add_argument(
         "--replica",
         action="append",
@@ -114,9 +113,7 @@ def _take_replica_flags(parsed: argparse.Namespace) -> None:
 
 
 def _configure_logs(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    logging.basicConfig(level=level.upper(), format=names.LOG_FORMAT, stream=sys.stderr)
 
 
 def _secret(path: Path | None) -> bytes | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import os
@@ -37,13 +36,12 @@ _THREADS = 4
 
 def run(arguments: Sequence[str]) -> int:
     """The program; returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m kvist_connector",
-        description="Kvist cache agent: one per engine replica, owns the arena and the tiers below it.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = configuration.program_parser(
+        "python -m kvist_connector",
+        "Kvist cache agent: one per engine replica, owns the arena and the tiers below it.",
+        _EXAMPLES,
+        f"kvist-agent {__version__}",
     )
-    parser.add_argument("--version", action="version", version=f"kvist-agent {__version__}")
     configuration.add_flags(parser, AgentSettings)
     given = parser.parse_args(arguments)
     try:
@@ -51,9 +49,7 @@ def run(arguments: Sequence[str]) -> int:
         if given.print_config:
             sys.stdout.write(configuration.to_yaml(settings))
             return 0
-        logging.basicConfig(
-            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-        )
+        logging.basicConfig(level=logging.INFO, format=names.LOG_FORMAT, stream=sys.stderr)
         return asyncio.run(_serve(settings))
     except ConfigError as error:
         sys.stderr.write(f"kvist-agent: {error}\n")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvist_connector.planner import TierPrice
+from kvist_connector.planner import SHARED_PRICES, TierPrice
 from kvist_connector.protocol.tiers import Tier
 
 # Until something was read: modest, so that a first hit is not bet on a fast one.
 _PRIOR: Final = TierPrice(latency=0.002, bandwidth=500e6)
-_PRIORS: Final = {Tier.REDIS: TierPrice(0.003, 500e6), Tier.OBJECT: TierPrice(0.05, 200e6)}
 _WEIGHT = 0.3
 
 
@@ -22,7 +21,7 @@ class Speed:
     @classmethod
     def of(cls, tier: Tier) -> Speed:
         """With the prior of this kind of tier."""
-        return cls(_PRIORS.get(tier, _PRIOR))
+        return cls(SHARED_PRICES.get(tier, _PRIOR))
 
     def observe(self, size: int, seconds: float) -> None:
         """A batch of `size` bytes took `seconds` in all."""

@@ -58,15 +58,7 @@ def _redis(settings: RedisSettings) -> ChunkStore:
         )
         if server.label in stores:
             raise ConfigError(f"redis.urls: {server.label} is named twice: remove one")
-        stores[server.label] = DeadlineStore(
-            RedisStore(server),
-            settings.deadline,
-            failures=_FAILURES,
-            pause=settings.pause,
-            # The rest of a lookup's time is for a second question.
-            ask=settings.lookup_deadline / 2,
-            most=settings.concurrency,
-        )
+        stores[server.label] = _guarded(RedisStore(server), settings)
     return SpreadStore(stores)
 
 
@@ -83,11 +75,16 @@ def _object_store(settings: ObjectStoreSettings, url: str, threads: Executor) ->
         connect_timeout=min(5.0, settings.deadline),
     )
     _readable("object_store.credentials_file", settings.credentials_file)
+    return _guarded(ObjectStore(open_backend(bucket), url, threads), settings)
+
+
+def _guarded(store: ChunkStore, settings: RedisSettings | ObjectStoreSettings) -> ChunkStore:
     return DeadlineStore(
-        ObjectStore(open_backend(bucket), url, threads),
+        store,
         settings.deadline,
         failures=_FAILURES,
         pause=settings.pause,
+        # The rest of a lookup's time is for a second question.
         ask=settings.lookup_deadline / 2,
         most=settings.concurrency,
     )

@@ -1,6 +1,7 @@
 """Tier numbers, as they travel; the order is the order of preference."""
 
 from enum import IntEnum
+from typing import Final
 
 
 class Tier(IntEnum):
@@ -17,3 +18,7 @@ class Tier(IntEnum):
     def label(self) -> str:
         """The name in metrics, JSON and messages."""
         return self.name.lower()
+
+
+# They belong to the whole cluster: what one agent put there every other one can read.
+SHARED_TIERS: Final = (Tier.REDIS, Tier.OBJECT)

@@ -23,6 +23,7 @@ from kvist_connector.transfer.pages import PageTable
 from kvist_connector.transfer.plan import Piece
 
 Bytes = npt.NDArray[np.uint8]
+Pages = npt.NDArray[np.void]
 Rows = slice | npt.NDArray[np.intp]
 LAYER_TIMEOUT = 60.0  # seconds; a copy of one layer takes milliseconds, so this is a hang
 
@@ -44,6 +45,7 @@ class CpuCopier(PageCopier):
         self._pages: list[tuple[Bytes, ...]] = [
             tuple(part.numpy() for part in layer.parts) for layer in table.layers
         ]
+        self._opaque = [tuple(_opaque(part) for part in parts) for parts in self._pages]
         self._slots: Bytes | None = None
         self._load: _Load | None = None
         self._jobs: queue.SimpleQueue[_Load | None] = queue.SimpleQueue()
@@ -103,7 +105,7 @@ class CpuCopier(PageCopier):
             self._copy_layers(load)
 
     def _copy_layers(self, load: _Load) -> None:
-        for layer, parts in enumerate(self._pages):
+        for layer, parts in enumerate(self._opaque):
             began = time.perf_counter()
             try:
                 for rows, blocks in load.pieces:
@@ -127,17 +129,16 @@ def _rows(pages: tuple[int, ...]) -> Rows:
     return np.asarray(pages, dtype=np.intp)
 
 
-def _scatter(parts: tuple[Bytes, ...], rows: Rows, source: Bytes) -> None:
+def _opaque(part: Bytes) -> Pages:
+    """One opaque item a page: numpy then moves it with one memcpy (0.92 of memcpy's speed, not 0.90)."""
+    return part.view(np.dtype((np.void, part.shape[1])))[:, 0]
+
+
+def _scatter(parts: tuple[Pages, ...], rows: Rows, source: Bytes) -> None:
     start = 0
     for part in parts:
-        width = part.shape[1]
-        piece = source[:, start : start + width]
-        if isinstance(rows, slice):
-            part[rows] = piece
-        else:
-            # One opaque item a page: numpy then moves it with one memcpy (0.92 of memcpy's speed, not 0.90).
-            page = np.dtype((np.void, width))
-            part.view(page)[:, 0][rows] = piece.view(page)[:, 0]
+        width = part.itemsize
+        part[rows] = source[:, start : start + width].view(part.dtype)[:, 0]
         start += width
 
 

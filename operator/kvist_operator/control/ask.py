@@ -12,12 +12,12 @@ from typing import Any, Final, Protocol
 import aiohttp
 
 from kvist_connector import names
-from kvist_connector.protocol.tiers import Tier
+from kvist_connector.protocol.tiers import SHARED_TIERS
 from kvist_operator.control.errors import NoAnswer
 from kvist_operator.control.pods import Pod
 from kvist_operator.control.views import RouterView, router_view
 
-SHARED: Final = (Tier.REDIS.label, Tier.OBJECT.label)
+SHARED: Final = tuple(tier.label for tier in SHARED_TIERS)
 
 
 class Programs(Protocol):

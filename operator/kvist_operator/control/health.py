@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from kvist_connector import names
-from kvist_connector.errors import ConfigError
+from kvist_operator.listen import listening_on
 
 
 @asynccontextmanager
@@ -40,16 +40,5 @@ async def serving(
             web.get(names.PATH_METRICS, metrics),
         ]
     )
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, host, port)
-        try:
-            await site.start()
-        except OSError as error:
-            raise ConfigError(
-                f"port: cannot listen on {host}:{port} ({error.strerror}); choose another with --port"
-            ) from error
-        yield int(runner.addresses[0][1])
-    finally:
-        await runner.cleanup()
+    async with listening_on(app, host, port, "port", "choose another with --port") as found:
+        yield found

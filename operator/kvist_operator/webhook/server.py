@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from kvist_connector.errors import ConfigError
+from kvist_operator.listen import listening_on
 from kvist_operator.render.kube import Context
 from kvist_operator.webhook.judge import ReviewError, review
 
@@ -69,15 +69,5 @@ async def listening(host: str, port: int, context: Context, tls: Tls) -> AsyncIt
             return web.Response(status=400, text=str(error)[:1024])
 
     app.add_routes([web.post(PATH_VALIDATE, validate)])
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        try:
-            await web.TCPSite(runner, host, port, ssl_context=tls.context).start()
-        except OSError as error:
-            raise ConfigError(
-                f"webhook.port: cannot listen on {host}:{port} ({error.strerror}); choose another"
-            ) from error
-        yield int(runner.addresses[0][1])
-    finally:
-        await runner.cleanup()
+    async with listening_on(app, host, port, "webhook.port", "choose another", tls.context) as found:
+        yield found

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from kvist_connector.planner import PrefillModel, TierPrice, plan_load
+from kvist_connector.planner import SHARED_PRICES, PrefillModel, TierPrice, plan_load
 from kvist_connector.protocol.tiers import Tier
 from kvist_router.mind.mirror import Hit
 
@@ -27,8 +27,7 @@ PRIOR_CHUNK_BYTES = 8 * 2**20
 PRIOR_PRICES: Mapping[int, TierPrice] = {
     Tier.MEMORY: TierPrice(0.0005, 8e9),
     Tier.DISK: TierPrice(0.002, 1e9),
-    Tier.REDIS: TierPrice(0.003, 5e8),
-    Tier.OBJECT: TierPrice(0.05, 2e8),
+    **SHARED_PRICES,
     Tier.PEER: TierPrice(0.003, 1e9),
 }
 _MEMORY = bytes([Tier.MEMORY])

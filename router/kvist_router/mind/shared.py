@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from kvist_connector.protocol.tiers import Tier
+from kvist_connector.protocol.tiers import SHARED_TIERS
 
-SHARED_TIERS: Final = (Tier.REDIS, Tier.OBJECT)
 SHARED_BITS: Final = sum(1 << tier for tier in SHARED_TIERS)
 # For bytes.translate: whether the key is there -> mask of the tier.
 _MASKS: Final = {tier: bytes([0, 1 << tier]) + bytes(254) for tier in SHARED_TIERS}
