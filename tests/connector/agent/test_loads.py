@@ -9,41 +9,22 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvist_connector.agent.arena_file import ArenaFile
-from kvist_connector.agent.engine_server import EngineServer
-from kvist_connector.agent.parts import Opened, build
 from kvist_connector.agent.settings import AgentSettings
-from kvist_connector.agent.supervise import Supervisor
 from kvist_connector.errors import StorageFull, TierError
 from kvist_connector.protocol import engine as wire
 from kvist_connector.protocol.tiers import Tier
-from kvist_connector.testing.fake_engine import FakeEngine, prompt_keys
+from kvist_connector.testing.agent_parts import DEADLINE, AgentParts, answer, ask
+from kvist_connector.testing.agent_parts import keys_of as keys
+from kvist_connector.testing.fake_engine import FakeEngine
 from kvist_connector.tiers.disk import DiskStore
-from kvist_connector.tiers.envelope import EnvelopeStore
 from kvist_connector.tiers.faulty import FaultyStore
 
-DEADLINE = 20.0
 
-
-class Harness:
-    """An agent without its process."""
-
-    def __init__(self, parts, faulty, socket, supervisor):
-        self.parts = parts
-        self.faulty = faulty
-        self.socket = socket
-        self.supervisor = supervisor
-
-    async def clear_memory(self):
-        assert await self.parts.writebehind.flush(DEADLINE)
-        await self.parts.controls.clear({"tier": "memory"})
+class Harness(AgentParts):
+    """An agent over a disk tier."""
 
     def reads(self):
         return [key for operation, key in self.faulty.calls if operation == "get"]
-
-    def check(self):
-        self.parts.memory.check_integrity()
-        assert not self.supervisor.failed
 
 
 @pytest.fixture
@@ -63,32 +44,13 @@ async def agent(tmp_path):
             disk={"path": tmp_path / "disk", "size": disk_size},
             **more,
         )
-        arena = ArenaFile.reserve(settings.arena, memory)
-        supervisor = Supervisor()
-        opened = Opened(arena, {Tier.DISK: EnvelopeStore(faulty, threads)})
-        parts = build(settings, opened, supervisor, 1, lambda: None, write_behind_bytes=queue)
-        supervisor.daemon("write-behind", parts.writebehind.run())
-        server = EngineServer(settings.socket, parts.session)
-        server.claim()
-        await server.start()
-        cleanup.append((faulty, supervisor, server, parts, threads))
-        return Harness(parts, faulty, settings.socket, supervisor)
+        harness = await Harness.start(settings, Tier.DISK, faulty, threads, write_behind_bytes=queue)
+        cleanup.append(harness)
+        return harness
 
     yield begin
-    for faulty, supervisor, server, parts, threads in cleanup:
-        faulty.gate.set()
-        await server.close()
-        await supervisor.close()
-        parts.feed.close()
-        parts.members.close()
-        for lower in parts.lower.values():
-            await lower.close()
-        parts.memory.close()
-        threads.shutdown()
-
-
-def keys(chunks, first=0):
-    return prompt_keys(range(first, first + 8 * chunks))
+    for harness in cleanup:
+        await harness.stop()
 
 
 async def stocked(agent, chunks=6, **settings):
@@ -100,16 +62,6 @@ async def stocked(agent, chunks=6, **settings):
     await harness.clear_memory()
     harness.faulty.calls.clear()
     return harness, engine
-
-
-def ask(engine, chain, request="r"):
-    engine.scheduler.send(wire.Lookup(request=request, keys=b"".join(chain), tokens=8 * len(chain)))
-
-
-async def answer(engine, request="r", pending=False):
-    return await engine.scheduler.expect(
-        wire.Answer, lambda found: found.request == request and found.pending is pending
-    )
 
 
 async def test_pending_first_then_the_whole_hit(agent):

@@ -11,49 +11,35 @@ import pytest
 from obstore.store import MemoryStore
 
 from kvist_connector.agent import shared as shared_module
-from kvist_connector.agent.arena_file import ArenaFile
-from kvist_connector.agent.engine_server import EngineServer
-from kvist_connector.agent.parts import Opened, build
 from kvist_connector.agent.settings import AgentSettings
-from kvist_connector.agent.supervise import Supervisor
 from kvist_connector.errors import StorageFull, TierError
 from kvist_connector.protocol import engine as wire
 from kvist_connector.protocol.feed import FeedMessage, Load
 from kvist_connector.protocol.framing import FrameDecoder
 from kvist_connector.protocol.tiers import Tier
+from kvist_connector.testing.agent_parts import DEADLINE, AgentParts, answer, ask
+from kvist_connector.testing.agent_parts import keys_of as keys
 from kvist_connector.testing.fake_engine import FakeEngine, layout, prompt_keys
 from kvist_connector.tiers.base import Capabilities
 from kvist_connector.tiers.envelope import EnvelopeStore
 from kvist_connector.tiers.faulty import FaultyStore
 from kvist_connector.tiers.object_store import ObjectStore
 
-DEADLINE = 20.0
 FINGERPRINT = b"f" * 32
 
 
-class Harness:
-    """An agent without its process."""
+class Harness(AgentParts):
+    """An agent over a shared tier."""
 
-    def __init__(self, parts, faulty, socket, supervisor):
-        self.parts = parts
-        self.faulty = faulty
-        self.socket = socket
-        self.supervisor = supervisor
-        self.tier = parts.lower[Tier.OBJECT]
-
-    async def written(self):
-        assert await self.parts.writebehind.flush(DEADLINE)
-
-    async def clear_memory(self):
-        await self.written()
-        await self.parts.controls.clear({"tier": "memory"})
+    @property
+    def tier(self):
+        return self.parts.lower[Tier.OBJECT]
 
     def calls(self, operation):
         return [key[-16:] for called, key in self.faulty.calls if called == operation]
 
     def check(self):
-        self.parts.memory.check_integrity()
-        assert not self.supervisor.failed
+        super().check()
         assert self.parts.loader.pending == 0
 
 
@@ -76,45 +62,12 @@ async def cluster(tmp_path):
             object_store={"url": "s3://bucket", "lookup_deadline": lookup_deadline},
             **more,
         )
-        supervisor = Supervisor()
-        opened = Opened(
-            ArenaFile.reserve(settings.arena, settings.memory), {Tier.OBJECT: EnvelopeStore(faulty, threads)}
-        )
-        parts = build(settings, opened, supervisor, 1, lambda: None)
-        supervisor.daemon("write-behind", parts.writebehind.run())
-        server = EngineServer(settings.socket, parts.session)
-        server.claim()
-        await server.start()
-        running.append((faulty, supervisor, server, parts, threads))
-        return Harness(parts, faulty, settings.socket, supervisor)
+        running.append(await Harness.start(settings, Tier.OBJECT, faulty, threads))
+        return running[-1]
 
     yield begin
-    for faulty, supervisor, server, parts, threads in running:
-        faulty.gate.set()
-        await server.close()
-        await supervisor.close()
-        parts.feed.close()
-        parts.members.close()
-        for lower in parts.lower.values():
-            await lower.close()
-        parts.memory.close()
-        threads.shutdown()
-
-
-def keys(chunks, first=0):
-    return prompt_keys(range(first, first + 8 * chunks))
-
-
-def ask(engine, chain, request="r", local_tokens=0):
-    engine.scheduler.send(
-        wire.Lookup(request=request, keys=b"".join(chain), tokens=8 * len(chain), local_tokens=local_tokens)
-    )
-
-
-async def answer(engine, request="r", pending=False):
-    return await engine.scheduler.expect(
-        wire.Answer, lambda found: found.request == request and found.pending is pending
-    )
+    for harness in running:
+        await harness.stop()
 
 
 async def stocked(cluster, chunks=6, **settings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -15,15 +16,15 @@ def threads():
         yield pool
 
 
-@pytest.fixture
-async def redis_server(tmp_path):
-    """Starts servers that are gone at the end of the test; options are those of redis-server."""
-    if services.redis_binary() is None:
+@asynccontextmanager
+async def started(kind, binary, folder):
+    """Starts servers that are gone at the end; options are those of the server."""
+    if binary is None:
         pytest.skip(services.missing())
     running = []
 
-    async def begin(**options) -> services.RedisProcess:
-        server = services.RedisProcess(tmp_path / f"redis{len(running)}", **options)
+    async def begin(**options):
+        server = kind(folder / f"{kind.__name__}{len(running)}", **options)
         running.append(server)
         await server.start()
         return server
@@ -31,21 +32,15 @@ async def redis_server(tmp_path):
     yield begin
     for server in running:
         await server.kill()
+
+
+@pytest.fixture
+async def redis_server(tmp_path):
+    async with started(services.RedisProcess, services.redis_binary(), tmp_path) as begin:
+        yield begin
 
 
 @pytest.fixture
 async def s3_server(tmp_path):
-    """As `redis_server`."""
-    if services.s3_binary() is None:
-        pytest.skip(services.missing())
-    running = []
-
-    async def begin(**options) -> services.S3Process:
-        server = services.S3Process(tmp_path / f"s3-{len(running)}", **options)
-        running.append(server)
-        await server.start()
-        return server
-
-    yield begin
-    for server in running:
-        await server.kill()
+    async with started(services.S3Process, services.s3_binary(), tmp_path) as begin:
+        yield begin

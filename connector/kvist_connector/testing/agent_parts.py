@@ -1,0 +1,106 @@
+"""An agent's parts in this process, behind a real socket, over a tier that fails or stalls when told to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from kvist_connector.agent.arena_file import ArenaFile
+from kvist_connector.agent.engine_server import EngineServer
+from kvist_connector.agent.parts import Opened, Parts, build
+from kvist_connector.agent.settings import AgentSettings
+from kvist_connector.agent.supervise import Supervisor
+from kvist_connector.protocol import engine as wire
+from kvist_connector.protocol.tiers import Tier
+from kvist_connector.testing.fake_engine import FakeEngine, prompt_keys
+from kvist_connector.tiers.envelope import EnvelopeStore
+from kvist_connector.tiers.faulty import FaultyStore
+
+DEADLINE = 20.0
+
+
+class AgentParts:
+    """`faulty` is its one lower tier; `start` and `stop` it."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        faulty: FaultyStore,
+        supervisor: Supervisor,
+        server: EngineServer,
+        socket: Path,
+        threads: ThreadPoolExecutor,
+    ) -> None:
+        self.parts = parts
+        self.faulty = faulty
+        self.supervisor = supervisor
+        self.socket = socket
+        self._server = server
+        self._threads = threads
+
+    @classmethod
+    async def start(
+        cls,
+        settings: AgentSettings,
+        tier: Tier,
+        faulty: FaultyStore,
+        threads: ThreadPoolExecutor,
+        **limits: int,
+    ) -> AgentParts:
+        """`threads` are taken over; `limits` are those of parts.build."""
+        arena = ArenaFile.reserve(settings.arena, settings.memory)
+        supervisor = Supervisor()
+        opened = Opened(arena, {tier: EnvelopeStore(faulty, threads)})
+        parts = build(settings, opened, supervisor, 1, lambda: None, **limits)
+        supervisor.daemon("write-behind", parts.writebehind.run())
+        server = EngineServer(settings.socket, parts.session)
+        server.claim()
+        await server.start()
+        return cls(parts, faulty, supervisor, server, settings.socket, threads)
+
+    async def written(self) -> None:
+        """Everything is in the lower tier."""
+        assert await self.parts.writebehind.flush(DEADLINE)
+
+    async def clear_memory(self) -> None:
+        """Everything is in the lower tier only."""
+        await self.written()
+        await self.parts.controls.clear({"tier": "memory"})
+
+    def check(self) -> None:
+        """The books agree and nothing has failed."""
+        self.parts.memory.check_integrity()
+        assert not self.supervisor.failed
+
+    async def stop(self) -> None:
+        """End everything; what was held up goes on first."""
+        self.faulty.gate.set()
+        await self._server.close()
+        await self.supervisor.close()
+        self.parts.feed.close()
+        self.parts.members.close()
+        for lower in self.parts.lower.values():
+            await lower.close()
+        self.parts.memory.close()
+        self._threads.shutdown()
+
+
+def keys_of(chunks: int, first: int = 0) -> list[bytes]:
+    """Keys of the first chunks of the prompt that begins with the token `first`."""
+    return prompt_keys(range(first, first + 8 * chunks))
+
+
+def ask(engine: FakeEngine, chain: Iterable[bytes], request: str = "r", local_tokens: int = 0) -> None:
+    """Send a lookup; `answer` has what comes back."""
+    keys = list(chain)
+    engine.scheduler.send(
+        wire.Lookup(request=request, keys=b"".join(keys), tokens=8 * len(keys), local_tokens=local_tokens)
+    )
+
+
+async def answer(engine: FakeEngine, request: str = "r", pending: bool = False) -> wire.Answer:
+    """The next answer to a request."""
+    return await engine.scheduler.expect(
+        wire.Answer, lambda found: found.request == request and found.pending is pending
+    )
