@@ -49,11 +49,6 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int  # not written to the lower tiers
     bytes: int
 
-    @property
-    def nothing(self) -> bool:
-        """Whether the replica can go."""
-        return not (self.routers or self.requests or self.chunks)
-
 
 @dataclass
 class Drain:

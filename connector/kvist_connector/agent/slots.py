@@ -77,11 +77,6 @@ class SlotTable:
         """Number of slots."""
         return len(self._state)
 
-    @property
-    def free_count(self) -> int:
-        """Slots that `reserve` can give."""
-        return len(self._free)
-
     def counts(self) -> dict[str, int]:
         """Slots by state, for stats and metrics."""
         return {state.name.lower(): self._state.count(state) for state in State}

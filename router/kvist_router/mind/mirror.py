@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import repeat
 
 import msgspec
 
 from kvist_connector.keys import split_keys
 from kvist_connector.protocol import feed
-from kvist_connector.protocol.tiers import Tier
+from kvist_connector.protocol.tiers import SHARED_TIERS, Tier
 from kvist_router.errors import FeedError
 from kvist_router.mind.shared import SHARED_BITS, SharedKeys
 
@@ -237,6 +238,7 @@ class ApproximateIndex:
         self._keys.clear()
 
 
+@lru_cache(1 << len(SHARED_TIERS))  # asked with every load report, and there are no more answers
 def _without(bits: int) -> bytes:
     """For bytes.translate: every mask without these tiers."""
     return bytes(mask & ~bits for mask in range(256))
