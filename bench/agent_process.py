@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import shutil
 import socket
 import subprocess
 import sys
@@ -113,7 +114,9 @@ class AgentProcess:
                 self.kill()
         self._log.close()
         for path in self.arena.parent.glob(self.arena.name + "*"):
-            if path.is_file():
+            if path.is_dir():  # of lock files, empty once the workers are gone
+                shutil.rmtree(path)
+            else:
                 path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
