@@ -94,3 +94,26 @@ def test_a_failed_step_ends_the_gate_with_its_status() -> None:
     assert ran.returncode == 7
     assert "=== one FAILED (exit 7)" in ran.stdout
     assert "reached" not in ran.stdout
+
+
+def test_what_a_gate_started_is_ended_however_it_ends() -> None:
+    ran = steps("AT_END+=('echo removed')\nstep one false\nfinish")
+    assert ran.returncode == 1
+    assert ran.stdout.endswith("removed\n")
+
+
+def test_the_budget_is_printed() -> None:
+    ran = steps("step one true\nfinish 45 80")
+    assert "(budget: 45 min with everything cached, 80 min without)" in ran.stdout
+
+
+def test_a_machine_without_go_is_told_why_it_runs_no_kubernetes(tmp_path: Path) -> None:
+    (tmp_path / "id").write_text("#!/bin/sh\necho 0\n")
+    (tmp_path / "id").chmod(0o755)
+    assert "Go" in steps(f"PATH={tmp_path}\nno_kubernetes\nPATH=/usr/bin:/bin").stdout
+
+
+def test_anyone_but_root_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "id").write_text("#!/bin/sh\necho 1000\n")
+    (tmp_path / "id").chmod(0o755)
+    assert "root" in steps(f"PATH={tmp_path}:$PATH\nno_kubernetes").stdout
