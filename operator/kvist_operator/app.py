@@ -145,7 +145,7 @@ async def operating(settings: OperatorSettings, bare: Api, programs: Programs) -
     elector = Elector(api, terms(settings, identity), clock=clock)
     fenced = FencedApi(api, elector.remaining)
     journal = Journal(fenced, clock, now)
-    gatherer = Gatherer(fenced, programs, now, clock)
+    gatherer = Gatherer(fenced, programs, now)
     acts = Acts(fenced, programs, journal)
     parting = Parting(fenced, programs, gatherer, journal)
     reconciler = Reconciler(fenced, gatherer, acts, parting, journal, context(settings), clock)
@@ -163,7 +163,7 @@ async def operating(settings: OperatorSettings, bare: Api, programs: Programs) -
             sweep_seconds=settings.sweep_seconds,
             poll=poll,
             poll_seconds=settings.poll_seconds,
-            kinds=gatherer.optional_kinds,
+            kinds=gatherer.ask_kinds,
         ),
         metrics=metrics,
     )

@@ -16,7 +16,7 @@ from typing import Final
 from kvist_operator.control.api import Api
 from kvist_operator.control.ask import Programs
 from kvist_operator.control.changes import ChildKey
-from kvist_operator.control.errors import NoAnswer
+from kvist_operator.control.errors import NoAnswer, NotFound
 from kvist_operator.control.pods import Pod, parse_time, pod_of
 from kvist_operator.control.resources import (
     OPTIONAL_GROUP,
@@ -37,32 +37,28 @@ from kvist_operator.spec import CacheCluster
 from kvist_operator.spec.base import SecretRef
 
 DRAINING: Final = "kvist.dev/draining"
-KINDS_SECONDS: Final = 300.0
 
 
 class Gatherer:
-    """`now` is wall-clock time, for comparison with timestamps of the API server; `clock` is monotonic."""
+    """`now` is wall-clock time, for comparison with timestamps of the API server."""
 
-    def __init__(
-        self,
-        api: Api,
-        programs: Programs,
-        now: Callable[[], datetime.datetime],
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, api: Api, programs: Programs, now: Callable[[], datetime.datetime]) -> None:
         self._api = api
         self._programs = programs
         self.now = now
-        self._clock = clock
-        self._kinds: tuple[float, frozenset[str]] | None = None
+        self._kinds: frozenset[str] | None = None
 
     async def snapshot(self, raw: Object, cluster: CacheCluster) -> Snapshot:
         """Of one cluster; raises ApiError when the API server does not answer."""
         namespace, name = raw["metadata"]["namespace"], raw["metadata"]["name"]
-        kinds = await self.optional_kinds()
+        kinds = self._kinds if self._kinds is not None else await self.ask_kinds()
         labels = cluster_labels(name)
         reads = [self._api.list(resource, namespace, labels) for resource in managed(kinds)]
-        *lists, listed_pods = await asyncio.gather(*reads, self._api.list(PODS, namespace, labels))
+        try:
+            *lists, listed_pods = await asyncio.gather(*reads, self._api.list(PODS, namespace, labels))
+        except NotFound:
+            self._kinds = None  # an optional kind was removed; the next turn asks which are left
+            raise
         children: dict[ChildKey, Object] = {
             (resource, obj["metadata"]["name"]): obj
             for resource, found in zip(managed(kinds), lists, strict=True)
@@ -95,12 +91,10 @@ class Gatherer:
         found, now = await self._api.list(PODS, namespace, cluster_labels(name)), self.now()
         return tuple(pod_of(obj, _component(obj), now) for obj in found)
 
-    async def optional_kinds(self) -> frozenset[str]:
-        """Optional kinds that this API server has, asked again from time to time."""
-        if self._kinds is None or self._clock() - self._kinds[0] > KINDS_SECONDS:
-            found = await self._api.kinds(OPTIONAL_GROUP)
-            self._kinds = (self._clock(), found & OPTIONAL_KINDS)
-        return self._kinds[1]
+    async def ask_kinds(self) -> frozenset[str]:
+        """Optional kinds that this API server has now. The sweep asks; snapshots go by its last answer."""
+        self._kinds = await self._api.kinds(OPTIONAL_GROUP) & OPTIONAL_KINDS
+        return self._kinds
 
     async def token(self, namespace: str, reference: SecretRef) -> str:
         """A value in a Secret as text; empty when it is not there."""

@@ -25,7 +25,7 @@ class Sweep:
         self._seen: _Seen = {}
 
     async def turn(self, optional: frozenset[str]) -> int:
-        """One pass; returns how many clusters were added. Raises ApiError."""
+        """One pass; returns how many clusters were added: all of them when the optional kinds are others."""
         seen = await self._list(optional)
         changed = set(seen.items()) ^ set(self._seen.items())
         keys = {Key(namespace, version[1]) for (_, namespace, _), version in changed}
@@ -36,9 +36,10 @@ class Sweep:
 
     async def _list(self, optional: frozenset[str]) -> _Seen:
         seen: dict[tuple[Resource, str, str], tuple[str, str]] = {}
+        kinds = ",".join(sorted(optional))
         for namespace in self._namespaces:
             for obj in await self._api.list(CLUSTERS, namespace):
-                _note(seen, CLUSTERS, obj, obj["metadata"]["name"])
+                _note(seen, CLUSTERS, obj, obj["metadata"]["name"], kinds)
             for resource in (*managed(optional), PODS):
                 for obj in await self._children(resource, namespace):
                     cluster = (obj["metadata"].get("labels") or {}).get(LABEL_INSTANCE)
@@ -54,7 +55,11 @@ class Sweep:
 
 
 def _note(
-    seen: dict[tuple[Resource, str, str], tuple[str, str]], resource: Resource, obj: Object, cluster: str
+    seen: dict[tuple[Resource, str, str], tuple[str, str]],
+    resource: Resource,
+    obj: Object,
+    cluster: str,
+    kinds: str = "",
 ) -> None:
     meta = obj["metadata"]
-    seen[resource, meta["namespace"], meta["name"]] = (meta["resourceVersion"], cluster)
+    seen[resource, meta["namespace"], meta["name"]] = (f"{meta['resourceVersion']} {kinds}", cluster)

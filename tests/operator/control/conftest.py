@@ -114,7 +114,7 @@ class World:
         self.api = CountedApi(self.server)
         self.programs = FakePrograms(self)
         journal = Journal(self.api, self.clock, self.clock.now)
-        gatherer = Gatherer(self.api, self.programs, self.clock.now, self.clock)
+        gatherer = Gatherer(self.api, self.programs, self.clock.now)
         acts = Acts(self.api, self.programs, journal)
         self.context = Context("", "", Images("engine:1", "router:1", "engine:1", "redis:1"))
         parting = Parting(self.api, self.programs, gatherer, journal)

@@ -196,6 +196,12 @@ class FakeApi:
         self._others[place] = self._others.get(place, set()) | changed
         return self._store(place, obj)
 
+    def uninstall(self, resource: Resource) -> None:
+        """Remove an optional kind with all of its objects."""
+        self._resources.discard(resource)
+        for place in [place for place in self._objects if place[0] == resource]:
+            self.remove(*place)
+
     def _served(self, resource: Resource) -> None:
         if resource not in self._resources:
             raise NotFound(f"the server has no {resource.plural}", 404)
