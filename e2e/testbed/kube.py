@@ -46,3 +46,8 @@ class Kubectl:
         """What `kubectl get` finds, or None when there is no such object."""
         found = self("get", "--output=json", "--ignore-not-found", *arguments)
         return json.loads(found) if found.strip() else None
+
+    def listed(self, *arguments: str) -> list[dict[str, Any]]:
+        """The objects of a `kubectl get` that names kinds, perhaps none."""
+        found: list[dict[str, Any]] = (self.get(*arguments) or {"items": []})["items"]
+        return found

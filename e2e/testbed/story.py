@@ -84,8 +84,8 @@ class Story:
     def events(self) -> list[str]:
         """Reason and message of the events on the object."""
         selector = f"--field-selector=involvedObject.kind=CacheCluster,involvedObject.name={self.name}"
-        found = self.kubectl.get("events", f"--namespace={self.namespace}", selector)
-        return [f"{item['reason']}: {item['message']}" for item in (found or {"items": []})["items"]]
+        found = self.kubectl.listed("events", f"--namespace={self.namespace}", selector)
+        return [f"{item['reason']}: {item['message']}" for item in found]
 
 
 def conditions(version: dict[str, Any]) -> dict[str, dict[str, Any]]:

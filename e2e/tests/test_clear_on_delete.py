@@ -57,7 +57,7 @@ def test_the_finalizer_comes_and_goes_with_the_spec_and_deletion_says_what_stays
         apply(kubectl, namespace, whenDeleted="Clear")
         marked(kubectl, namespace)
         kubectl("delete", "cc/demo", f"--namespace={namespace}", "--timeout=90s", seconds=100)
-        events = kubectl.get("events", f"--namespace={namespace}")["items"]
+        events = kubectl.listed("events", f"--namespace={namespace}")
         said = [event["message"] for event in events if event["reason"] == "ChunksStay"]
         assert said == ["chunks stay in the shared tiers: no agent is left that could clear them"]
 

@@ -37,7 +37,7 @@ def deleted(cluster: Served) -> None:
     kubectl("delete", f"cc/{cluster.name}", where, "--timeout=60s", seconds=70)
     selector = f"--selector=app.kubernetes.io/instance={cluster.name}"
     kinds = "pod,statefulset,deployment,service,configmap,secret,serviceaccount,networkpolicy"
-    until("nothing is left", lambda: not kubectl.get(kinds, where, selector)["items"], 180)
+    until("nothing is left", lambda: not kubectl.listed(kinds, where, selector), 180)
     assert refusals(kubectl, cluster.namespace) == []
 
 

@@ -49,8 +49,7 @@ def settled(kubectl: Kubectl, namespace: str, condition: str, value: str) -> dic
 def children(kubectl: Kubectl, namespace: str) -> dict[str, str]:
     """Kind and name -> the uid, of what belongs to the cluster."""
     selector = "app.kubernetes.io/instance=demo"
-    found = kubectl.get(CHILDREN, f"--namespace={namespace}", f"--selector={selector}")
-    items = found["items"] if found else []
+    items = kubectl.listed(CHILDREN, f"--namespace={namespace}", f"--selector={selector}")
     return {f"{item['kind']}/{item['metadata']['name']}": item["metadata"]["uid"] for item in items}
 
 

@@ -47,6 +47,5 @@ def test_a_cluster_outlives_its_operator_and_can_be_deleted(kubectl: Kubectl, na
     assert "finalizers" not in kubectl.get("cc/demo", where)["metadata"]
     assert refused(kubectl, namespace) == []
     kinds = "job,serviceaccount,role,rolebinding"
-    left = kubectl.get(kinds, where, "--selector=app.kubernetes.io/name=kvist-release")
-    assert left["items"] == []
+    assert kubectl.listed(kinds, where, "--selector=app.kubernetes.io/name=kvist-release") == []
     kubectl("delete", "cc/demo", where, "--timeout=30s")
