@@ -99,6 +99,10 @@ def resolve(source: Source) -> None:
     for name in ("go.mod", "go.sum"):
         (source.folder / name).unlink(missing_ok=True)
     go(source.folder, "mod", "init", f"kvist.dev/e2e/{source.name}")
+    if not source.programs:
+        go(source.folder, "mod", "edit", f"-require={source.module}@v{source.version}")
+        go(source.folder, "mod", "download", source.module)
+        return
     staging = "0." + source.version.split(".", 1)[1]
     for name in source.staging:
         go(source.folder, "mod", "edit", f"-replace=k8s.io/{name}=k8s.io/{name}@v{staging}")

@@ -44,11 +44,14 @@ def leader(kubectl: Kubectl, namespace: str) -> str:
 
 
 @contextmanager
-def operator(kubectl: Kubectl, namespace: str, folder: Path, identity: str) -> Iterator[OperatorProcess]:
+def operator(
+    kubectl: Kubectl, namespace: str, folder: Path, identity: str, *more: str
+) -> Iterator[OperatorProcess]:
     """An operator that serves `namespace`, where its Lease is too. It runs until the end of the context."""
     log = folder / f"{identity}.log"
     flags = [f"--namespace={namespace}", f"--watch-namespaces=[{namespace}]", f"--identity={identity}"]
     flags += ["--host=127.0.0.1", "--port=0", *(f"--images.{name}={value}" for name, value in IMAGES.items())]
+    flags += more
     with log.open("wb") as output:
         process = subprocess.Popen(
             [CHECKOUT / ".venv" / "bin" / "python", "-m", "kvist_operator", *flags],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ class Source:
     name: str
     version: str
     module: str
-    programs: dict[str, str]
-    """Name of the binary -> package within the module."""
+    programs: Mapping[str, str] = field(default_factory=dict)
+    """Name of the binary -> package within the module. None: only files of the module are read."""
+
     tags: str = ""
     ldflags: str = ""
     staging: tuple[str, ...] = ()

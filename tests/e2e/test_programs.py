@@ -22,7 +22,9 @@ def test_groups_name_every_program_once() -> None:
 @pytest.mark.parametrize("source", RESOLVED, ids=lambda source: source.name)
 def test_the_pinned_module_is_of_the_version(source) -> None:
     text = (source.folder / "go.mod").read_text()
-    assert re.search(rf"^\s+{re.escape(source.module)} v{re.escape(source.version)} ", text, re.MULTILINE)
+    assert re.search(
+        rf"^(require)?\s+{re.escape(source.module)} v{re.escape(source.version)}\s", text, re.MULTILINE
+    )
     assert {source.package(program) for program in source.programs} <= set(text.split())
 
 

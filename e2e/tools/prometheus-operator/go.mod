@@ -1,0 +1,5 @@
+module kvist.dev/e2e/prometheus-operator
+
+go 1.26.8
+
+require github.com/prometheus-operator/prometheus-operator v0.85.0
