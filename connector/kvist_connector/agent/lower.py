@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum, StrEnum, auto
 
+from kvist_connector.agent.answering import Answering
 from kvist_connector.agent.busy import Busy
 from kvist_connector.agent.catalog import Catalog, Chunk
 from kvist_connector.agent.speed import Speed
@@ -66,7 +67,12 @@ class LowerTier(ABC):
         self._deleting: dict[bytes, asyncio.Task[None]] = {}
         self.speed = Speed.of(tier)
         self.counts: Counter[str] = Counter()
-        self.problem = ""  # why the last operation failed; empty when it did not
+        self._answering = Answering(store)
+
+    @property
+    def problem(self) -> str:
+        """Why the tier cannot be used now; empty while it answers."""
+        return self._answering.problem
 
     @property
     def closed(self) -> bool:
@@ -120,13 +126,14 @@ class LowerTier(ABC):
             with self._busy.hold():
                 header = await self._store.get(self._fingerprint, key, into)
         except IntegrityError as error:
+            self._answering.worked()
             self._spoiled(key, error)
             return None
         except (TierError, StorageFull) as error:
             self._failed("read_failed", error)
             self._lost(key)
             return None
-        self.problem = ""
+        self._answering.worked()
         if header is None:
             self.counts["read_missing"] += 1
             self._catalog.leave_below(self.tier, key)
@@ -139,15 +146,19 @@ class LowerTier(ABC):
             deleting = self._deleting.get(chunk.key)
             if deleting is not None:
                 await asyncio.wait([deleting])
+            if self.closed:
+                self.counts["write_refused"] += 1
+                return Stored.REFUSED
             try:
                 written = await self._write(chunk, parts, fingerprint)
             except StorageFull as error:
-                self._failed("write_refused", error)
+                self._answering.worked()
+                self._count("write_refused", error)
                 return Stored.REFUSED
             except TierError as error:
                 self._failed("write_failed", error)
                 return Stored.REFUSED
-        self.problem = ""
+        self._answering.worked()
         if era != self._era:
             self._delete_soon(chunk.key, fingerprint)
             return Stored.REFUSED
@@ -156,6 +167,15 @@ class LowerTier(ABC):
             self._enter(chunk.key, chunk.parent, chunk.index, size)
         return Stored.WRITTEN if written else Stored.PRESENT
 
+    def drop(self, key: bytes) -> int | None:
+        """Forget one chunk now and delete its object in the background; its bytes, None when not known of."""
+        node = self._catalog.index(self.tier).get(key)
+        if node is None:
+            return None
+        self._catalog.leave_below(self.tier, key)
+        self._delete_soon(key, self._fingerprint)
+        return node.size
+
     async def settled(self) -> None:
         """Deletions under way are done."""
         while self._deleting:
@@ -163,6 +183,7 @@ class LowerTier(ABC):
 
     async def close(self) -> None:
         """Deletions end, the store is released."""
+        await self._answering.close()
         await self.settled()
         await self._store.inner.close()
 
@@ -180,7 +201,7 @@ class LowerTier(ABC):
         return self._catalog.enter_below(self.tier, key, parent, index, size, self._clock())
 
     def _spoiled(self, key: bytes, error: IntegrityError) -> None:
-        self._failed("foreign" if isinstance(error, ForeignChunk) else "corrupt", error)
+        self._count("foreign" if isinstance(error, ForeignChunk) else "corrupt", error)
         self._catalog.leave_below(self.tier, key)
         self._delete_soon(key, self._fingerprint)
 
@@ -197,8 +218,11 @@ class LowerTier(ABC):
             self._failed("delete_failed", error)
 
     def _failed(self, cause: str, error: Exception) -> None:
+        self._answering.failed(error)
+        self._count(cause, error)
+
+    def _count(self, cause: str, error: Exception) -> None:
         # Logged once per cause: a failing disk must not fill the log as well.
         if not self.counts[cause]:
             log.warning("%s tier: %s: %s (further ones are only counted)", self.tier.label, cause, error)
         self.counts[cause] += 1
-        self.problem = str(error)

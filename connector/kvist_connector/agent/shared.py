@@ -127,14 +127,13 @@ class SharedTier(LowerTier):
         if isinstance(answer, Exception):
             self._failed("ask_failed", answer)
             return Presence.UNKNOWN
+        self._answering.worked()
         if answer is None:
             self._catalog.leave_below(self.tier, key)
             return Presence.GONE
         return Presence.THERE
 
     async def _write(self, chunk: Chunk, parts: Sequence[memoryview], fingerprint: bytes) -> bool:
-        if self.closed:
-            raise TierError("the tier is being cleared")
         written = await self._put(chunk, parts, fingerprint)
         self._bound()
         return written
@@ -148,7 +147,10 @@ class SharedTier(LowerTier):
         wanted = self._chunk_bytes() + HEADER_BYTES
         self.counts["asked"] += 1
         here: list[bool] = []
-        for key, size in zip(keys, await self._store.sizes(self._fingerprint, keys), strict=True):
+        sizes = await self._store.sizes(self._fingerprint, keys)
+        if not any(isinstance(size, Exception) for size in sizes):
+            self._answering.worked()
+        for key, size in zip(keys, sizes, strict=True):
             here.append(size == wanted)
             if isinstance(size, Exception):
                 self._failed("ask_failed", size)
@@ -182,6 +184,7 @@ class SharedTier(LowerTier):
                 self._attempt = attempt = asyncio.get_running_loop().create_future()
                 await asyncio.sleep(_RETRY)
             else:
+                self._answering.worked()
                 return
 
     async def _sweep(self, fingerprint: bytes) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 Buffer = bytes | bytearray | memoryview
+_NOBODYS = bytes(16)  # as likely the key of a chunk as any other
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,17 @@ class ChunkStore(ABC):
     @abstractmethod
     def capabilities(self) -> Capabilities:
         """Constant over the store's life."""
+
+    @property
+    def problem(self) -> str:
+        """Why a server is left alone now; empty while all are asked."""
+        return ""
+
+    async def probe(self) -> None:
+        """Ask every server something cheap; TierError when one does not answer."""
+        (answer,) = await self.sizes([_NOBODYS])
+        if isinstance(answer, Exception):
+            raise answer
 
     @abstractmethod
     async def get(self, read: Read) -> int | None:

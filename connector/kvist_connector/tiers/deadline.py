@@ -45,6 +45,7 @@ class DeadlineStore(WrapperStore):
         self._pause = pause
         self._clock = clock
         self._failed = 0
+        self._cause = ""  # of the last failure
         self._closed_until = 0.0
         self._turn = asyncio.Semaphore(most)
 
@@ -52,6 +53,15 @@ class DeadlineStore(WrapperStore):
     def open(self) -> bool:
         """Whether calls fail at once."""
         return self._failed >= self._most and self._clock() < self._closed_until
+
+    @property
+    def problem(self) -> str:
+        """The last failure, from the one that opened the breaker until a call succeeds."""
+        return self._cause if self._failed >= self._most else ""
+
+    async def probe(self) -> None:
+        """TierError when too slow for a question or while the breaker is open."""
+        await self._limited(self._ask, self.inner.probe)
 
     async def get(self, read: Read) -> int | None:
         """TierError when too slow or while the breaker is open."""
@@ -93,7 +103,7 @@ class DeadlineStore(WrapperStore):
 
     async def _limited(self, limit: float, work: Callable[[], Awaitable[R]]) -> R:
         if self.open:
-            raise TierError(f"tier is paused after {self._failed} failures in a row")
+            raise TierError(f"tier is paused after {self._most} failures in a row: {self._cause}")
         if self._failed >= self._most:
             self._closed_until = self._clock() + self._pause  # this call probes, the others still fail
         try:
@@ -103,16 +113,17 @@ class DeadlineStore(WrapperStore):
             self._failed = 0
             raise
         except TimeoutError as error:
-            self._fail()
-            raise TierError(f"no answer within {limit:g} s") from error
-        except TierError:
-            self._fail()
+            late = TierError(f"no answer within {limit:g} s")
+            self._fail(late)
+            raise late from error
+        except TierError as error:
+            self._fail(error)
             raise
         self._failed = 0
         return result
 
-    def _fail(self) -> None:
-        self._failed += 1
+    def _fail(self, error: TierError) -> None:
+        self._failed, self._cause = self._failed + 1, str(error)
         self._closed_until = self._clock() + self._pause
 
 

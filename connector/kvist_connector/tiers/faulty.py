@@ -22,6 +22,10 @@ class FaultyStore(WrapperStore):
         self.gate.set()
         self.calls: list[tuple[str, bytes]] = []
 
+    async def probe(self) -> None:
+        """Fails as planned for questions."""
+        await ChunkStore.probe(self)
+
     async def get(self, read: Read) -> int | None:
         """Fails as planned."""
         await self._pass("get", read.key)

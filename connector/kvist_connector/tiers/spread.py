@@ -35,6 +35,20 @@ class SpreadStore(ChunkStore):
             largest=min(limits, default=None),
         )
 
+    @property
+    def problem(self) -> str:
+        """Of the first one that has any."""
+        return next((store.problem for store in self._stores.values() if store.problem), "")
+
+    async def probe(self) -> None:
+        """See ChunkStore; all are asked whatever one of them says."""
+        found = await asyncio.gather(
+            *(store.probe() for store in self._stores.values()), return_exceptions=True
+        )
+        for error in found:
+            if error is not None:
+                raise error
+
     async def get(self, read: Read) -> int | None:
         """See ChunkStore."""
         return await self._of(read.key).get(read)

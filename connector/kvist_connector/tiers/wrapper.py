@@ -18,6 +18,15 @@ class WrapperStore(ChunkStore):
         """Of the inner store."""
         return self.inner.capabilities
 
+    @property
+    def problem(self) -> str:
+        """Of the inner store."""
+        return self.inner.problem
+
+    async def probe(self) -> None:
+        """See ChunkStore."""
+        await self.inner.probe()
+
     async def get(self, read: Read) -> int | None:
         """See ChunkStore."""
         return await self.inner.get(read)

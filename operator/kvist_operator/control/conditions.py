@@ -125,7 +125,7 @@ def _backend(snapshot: Snapshot) -> Condition:
 
 
 def _lost_tier(snapshot: Snapshot) -> str:
-    """A tier of which every agent that answers says that its last operation failed."""
+    """A tier of which every agent that answers says that it has a problem: several failures in a row there."""
     for tier in sorted({tier for found in snapshot.tiers.values() for tier in found}):
         said = [found[tier] for found in snapshot.tiers.values() if tier in found]
         if all(said):
