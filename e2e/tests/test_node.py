@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import yaml
 
@@ -11,50 +9,11 @@ from testbed.bed import Bed, BedError
 from testbed.host_folders import HostFolder, claims
 from testbed.kube import Kubectl
 from testbed.programs import CHECKOUT
-from testbed.scenario import ENGINE_IMAGE
+from testbed.small_pods import apply, pod, ready
 
 pytestmark = [pytest.mark.e2e_pod, pytest.mark.usefixtures("node")]
 SERVE = "import http.server as h; h.test(h.SimpleHTTPRequestHandler, port=8000)"
 ASK = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=3).status)"
-RESTRICTED = {
-    "runAsNonRoot": True,
-    "runAsUser": 10001,
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
-
-
-def pod(name: str, *command: str, **spec: Any) -> dict[str, Any]:
-    """A pod that the `restricted` standard admits."""
-    container = {
-        "name": "main",
-        "image": ENGINE_IMAGE,
-        "imagePullPolicy": "Never",
-        "command": list(command),
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        **spec.pop("container", {}),
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "labels": {"app": name}},
-        "spec": {"securityContext": RESTRICTED, "containers": [container], "restartPolicy": "Never",
-                 "terminationGracePeriodSeconds": 1, **spec},
-    }  # fmt: skip
-
-
-def apply(kubectl: Kubectl, namespace: str, *objects: dict[str, Any]) -> None:
-    kubectl("apply", f"--namespace={namespace}", "--filename=-", stdin=yaml.safe_dump_all(objects))
-
-
-def ready(kubectl: Kubectl, namespace: str, *names: str) -> None:
-    names = tuple(f"pod/{name}" for name in names)
-    kubectl(
-        "wait", *names, f"--namespace={namespace}", "--for=condition=Ready", "--timeout=120s", seconds=130
-    )
 
 
 def server(kubectl: Kubectl, namespace: str) -> None:
