@@ -1,4 +1,4 @@
-"""A cluster's NetworkPolicies as rendered, under a real firewall: the edges of the table pass and no others."""
+"""A cluster's NetworkPolicies as rendered, under a real firewall: the table's edges pass and no others."""
 
 from __future__ import annotations
 
