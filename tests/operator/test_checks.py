@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kvist_operator import spec
 from kvist_operator.spec.checks import Facts, first_violation
 from kvist_operator.spec.model_facts import ModelFacts, model_facts
+from kvist_operator.testing import cluster
 
 SMOLLM2 = {
     "dtype": "bfloat16",
@@ -30,24 +30,15 @@ MACHINE = Facts(
 )
 
 
-def cluster(engine: dict[str, Any], cache: dict[str, Any]) -> spec.CacheCluster:
-    return spec.parse(
-        {
-            "apiVersion": "kvist.dev/v1alpha1",
-            "kind": "CacheCluster",
-            "metadata": {"name": "test"},
-            "spec": {"model": {"name": "m"}, "engine": engine, "cache": cache},
-        }
-    )
-
-
 def test_what_fits_has_no_violation() -> None:
-    wanted = cluster({"replicas": 2, "kvCacheMemory": "512Mi"}, {"memory": "1Gi", "disk": {"size": "4Gi"}})
+    wanted = cluster(
+        engine={"replicas": 2, "kvCacheMemory": "512Mi"}, cache={"memory": "1Gi", "disk": {"size": "4Gi"}}
+    )
     assert first_violation(wanted, MACHINE) is None
 
 
 def test_an_index_without_memory_tier_is_valid() -> None:
-    assert first_violation(cluster({}, {"memory": 0}), MACHINE) is None
+    assert first_violation(cluster(cache={"memory": 0}), MACHINE) is None
 
 
 @pytest.mark.parametrize(
@@ -69,18 +60,18 @@ def test_an_index_without_memory_tier_is_valid() -> None:
 def test_what_cannot_be_is_said_with_field_value_and_remedy(
     engine: dict[str, Any], cache: dict[str, Any], field: str, value: str, remedy: str
 ) -> None:
-    found = first_violation(cluster(engine, cache), MACHINE)
+    found = first_violation(cluster(engine=engine, cache=cache), MACHINE)
     assert found is not None
     assert (found.field, found.value) == (field, value)
     assert remedy in str(found)
 
 
 def test_what_is_not_known_is_not_checked() -> None:
-    assert first_violation(cluster({"replicas": 100}, {"memory": "900Gi"}), Facts()) is None
+    assert first_violation(cluster(engine={"replicas": 100}, cache={"memory": "900Gi"}), Facts()) is None
 
 
 def test_a_cache_that_is_off_needs_no_room() -> None:
-    assert first_violation(cluster({}, {"enabled": False, "memory": "900Gi"}), MACHINE) is None
+    assert first_violation(cluster(cache={"enabled": False, "memory": "900Gi"}), MACHINE) is None
 
 
 @pytest.mark.parametrize(

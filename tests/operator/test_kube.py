@@ -15,33 +15,15 @@ from kvist_connector import names
 from kvist_connector.errors import ConfigError
 from kvist_connector.quantity import parse_quantity
 from kvist_operator import spec
-from kvist_operator.plan import TOKEN, kube_target, make_plan
-from kvist_operator.render.kube import CONFIG_HASH, READINESS_GATE, Context, Images, generated_secrets, render
+from kvist_operator.plan import TOKEN
+from kvist_operator.render.kube import CONFIG_HASH, READINESS_GATE, Context, generated_secrets
+from kvist_operator.testing import CONTEXT, cluster, rendered
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 MONITORING = frozenset({"PodMonitor", "ServiceMonitor", "PrometheusRule"})
-CONTEXT = Context("apps", "uid-1", Images("engine:1", "router:1", "agent:1", "redis:1"))
 GIB = 1024**3
 Objects = dict[tuple[str, str], dict[str, Any]]
-
-
-def cluster(**sections: Any) -> spec.CacheCluster:
-    return spec.parse(
-        {
-            "apiVersion": "kvist.dev/v1alpha1",
-            "kind": "CacheCluster",
-            "metadata": {"name": "test"},
-            "spec": {"model": {"name": "owner/model"}, **sections},
-        }
-    )
-
-
-def rendered(found: spec.CacheCluster, context: Context = CONTEXT) -> Objects:
-    objects = render(found, make_plan(found, kube_target(found)), context)
-    named = {(item["kind"], item["metadata"]["name"]): item for item in objects}
-    assert len(named) == len(objects)
-    return named
 
 
 def objects_of(context: Context = CONTEXT, **sections: Any) -> Objects:

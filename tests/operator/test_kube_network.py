@@ -11,29 +11,18 @@ from typing import Any
 import pytest
 
 from kvist_connector import names
-from kvist_operator import spec
-from kvist_operator.plan import kube_target, make_plan
-from kvist_operator.render.kube import Context, Images, render
+from kvist_operator.render.kube import Context
 from kvist_operator.render.kube.alerts import ALERTS
 from kvist_operator.render.kube.dashboard import PANELS
+from kvist_operator.testing import CONTEXT, cluster, rendered
 
 ROOT = Path(__file__).parents[2]
 MONITORING = frozenset({"PodMonitor", "ServiceMonitor", "PrometheusRule"})
-CONTEXT = Context("apps", "uid-1", Images("engine:1", "router:1", "agent:1", "redis:1"))
 REDIS = {"remote": {"redis": {"managed": {}}}}
 
 
 def objects_of(context: Context = CONTEXT, **sections: Any) -> dict[tuple[str, str], dict[str, Any]]:
-    found = spec.parse(
-        {
-            "apiVersion": "kvist.dev/v1alpha1",
-            "kind": "CacheCluster",
-            "metadata": {"name": "test"},
-            "spec": {"model": {"name": "owner/model"}, **sections},
-        }
-    )
-    objects = render(found, make_plan(found, kube_target(found)), context)
-    return {(item["kind"], item["metadata"]["name"]): item for item in objects}
+    return rendered(cluster(**sections), context)
 
 
 def admitted(policy: dict[str, Any]) -> dict[int, set[str]]:

@@ -14,11 +14,8 @@ from typing import Any
 
 import pytest
 
-from kvist_operator import spec
-from kvist_operator.plan import kube_target, make_plan
-from kvist_operator.render.kube import Context, Images, render
+from kvist_operator.testing import cluster, rendered
 
-CONTEXT = Context("apps", "uid-1", Images("engine:1", "router:1", "agent:1", "redis:1"))
 PASSWORD = 'quotes " and back\\slashes $(id) `id`'
 pytestmark = pytest.mark.skipif(
     not shutil.which("redis-server") or not shutil.which("redis-cli"),
@@ -36,22 +33,11 @@ class Started:
 
 
 def container() -> dict[str, Any]:
-    found = spec.parse(
-        {
-            "apiVersion": "kvist.dev/v1alpha1",
-            "kind": "CacheCluster",
-            "metadata": {"name": "test"},
-            "spec": {
-                "model": {"name": "owner/model"},
-                "cache": {"remote": {"redis": {"managed": {"memory": "64Mi"}}}},
-            },
-        }
-    )
-    for item in render(found, make_plan(found, kube_target(found)), CONTEXT):
-        if item["kind"] == "StatefulSet" and item["metadata"]["name"] == "test-redis":
-            body: dict[str, Any] = item["spec"]["template"]["spec"]["containers"][0]
-            return body
-    raise LookupError("no managed Redis was rendered")
+    found = cluster(cache={"remote": {"redis": {"managed": {"memory": "64Mi"}}}})
+    body: dict[str, Any] = rendered(found)["StatefulSet", "test-redis"]["spec"]["template"]["spec"][
+        "containers"
+    ][0]
+    return body
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
-from kvist_operator import spec
 from kvist_operator.crd import render as render_crd
 from kvist_operator.plan import TOKEN, cpu_target, cuda_target, make_plan
 from kvist_operator.render.local import EVENTS_SUFFIX, SOCKET_PATH_LIMIT, Machine, Process, render
+from kvist_operator.testing import cluster
 
 ROOT = Path(__file__).parents[2]
 MACHINE = Machine(
@@ -32,17 +32,6 @@ MACHINE = Machine(
     model="/models/smollm2",
 )
 CPU = cpu_target(4, offline=True)
-
-
-def cluster(**sections: Any) -> spec.CacheCluster:
-    return spec.parse(
-        {
-            "apiVersion": "kvist.dev/v1alpha1",
-            "kind": "CacheCluster",
-            "metadata": {"name": "test"},
-            "spec": {"model": {"name": "owner/model"}, **sections},
-        }
-    )
 
 
 def processes(machine: Machine = MACHINE, **sections: Any) -> dict[str, Process]:

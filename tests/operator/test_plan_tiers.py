@@ -7,10 +7,10 @@ import pytest
 
 from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.settings import field_names
-from kvist_operator import spec
 from kvist_operator.plan import TOKEN, cpu_target, make_plan
 from kvist_operator.plan.tiers import external_secrets
 from kvist_operator.render.local import Machine, render
+from kvist_operator.testing import cluster
 
 MACHINE = Machine(
     run_dir=Path("/run/kvist/test"),
@@ -31,17 +31,7 @@ STORE = {
     "region": "eu-north-1",
     "credentials": {"name": "s3"},
 }
-
-
-def cluster(**cache):
-    return spec.parse(
-        {
-            "apiVersion": "kvist.dev/v1alpha1",
-            "kind": "CacheCluster",
-            "metadata": {"name": "test"},
-            "spec": {"model": {"name": "owner/model"}, "cache": cache},
-        }
-    )
+BOTH = {"remote": {"redis": REDIS, "objectStore": STORE}, "ttl": "2h"}
 
 
 def agent(given):
@@ -57,7 +47,7 @@ def flags(process):
 
 
 def test_external_tiers_are_flags_and_their_secrets_files():
-    found = flags(agent(cluster(remote={"redis": REDIS, "objectStore": STORE}, ttl="2h")))
+    found = flags(agent(cluster(cache=BOTH)))
     assert {name: value for name, value in found.items() if name.startswith(("--redis", "--object"))} == {
         "--redis.urls": "rediss://one:6379/0,redis://user@two:6379/0",
         "--redis.password-file": "/secrets/redis/password",
@@ -68,14 +58,15 @@ def test_external_tiers_are_flags_and_their_secrets_files():
         "--object-store.region": "eu-north-1",
         "--object-store.credentials-file": "/secrets/s3/token",
     }
-    assert not any(TOKEN.search(argument) for argument in agent(cluster(remote={"redis": REDIS})).argv)
+    argv = agent(cluster(cache={"remote": {"redis": REDIS}})).argv
+    assert not any(TOKEN.search(argument) for argument in argv)
 
 
 def test_every_flag_is_one_that_the_agent_has():
     known = {"--" + name.replace("_", "-") for name, _ in field_names(AgentSettings)}
-    assert set(flags(agent(cluster(remote={"redis": REDIS, "objectStore": STORE}, ttl="2h")))) <= known
+    assert set(flags(agent(cluster(cache=BOTH)))) <= known
 
 
 @pytest.mark.parametrize("remote", [{}, {"redis": {"managed": {}}}])
 def test_one_machine_runs_no_managed_redis(remote):
-    assert not any(name.startswith("--redis") for name in flags(agent(cluster(remote=remote))))
+    assert not any(name.startswith("--redis") for name in flags(agent(cluster(cache={"remote": remote}))))

@@ -85,7 +85,10 @@ class Acts:
             )
         except TooMany as error:
             await self._journal.tell(
-                raw, reasons.EVICTION_REFUSED, f"{pod.name} stays for now: {error}", warning=True
+                raw,
+                reasons.EVICTION_REFUSED,
+                reasons.told(reasons.EVICTION_REFUSED, f"{pod.name} stays for now: {error}"),
+                warning=True,
             )
             return
         if gone:

@@ -8,13 +8,12 @@ So nothing is written when nothing changed, a change by hand is undone, and fiel
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from kvist_operator.control.resources import BY_KIND, Object, Resource, resource_of
+from kvist_operator.render.kube import meta
 
 HASH_ANNOTATION: Final = "kvist.dev/rendered"
 ChildKey = tuple[Resource, str]  # kind and name; the namespace is the cluster's
@@ -75,9 +74,9 @@ def key_of(obj: Mapping[str, Any]) -> ChildKey:
 
 def owned(obj: Mapping[str, Any], uid: str) -> bool:
     """Whether the object belongs to the cluster with this uid, and is not going already."""
-    meta = obj["metadata"]
-    references = meta.get("ownerReferences") or ()
-    return not meta.get("deletionTimestamp") and any(r.get("uid") == uid for r in references)
+    metadata = obj["metadata"]
+    references = metadata.get("ownerReferences") or ()
+    return not metadata.get("deletionTimestamp") and any(r.get("uid") == uid for r in references)
 
 
 def rendered_hash(obj: Mapping[str, Any]) -> str:
@@ -87,9 +86,9 @@ def rendered_hash(obj: Mapping[str, Any]) -> str:
 
 def digest(obj: Mapping[str, Any]) -> str:
     """Of everything but status and what the server counts: a change here is a change of the object."""
-    meta = {name: obj["metadata"].get(name) for name in ("labels", "annotations", "ownerReferences")}
+    kept = {name: obj["metadata"].get(name) for name in ("labels", "annotations", "ownerReferences")}
     rest = {name: value for name, value in obj.items() if name not in ("metadata", "status")}
-    return _hash({"metadata": meta, **rest})
+    return meta.digest({"metadata": kept, **rest})
 
 
 def contained(wished: Any, live: Any) -> bool:
@@ -114,13 +113,8 @@ def _current(wished: Object, live: Object | None, left: Left | None) -> bool:
 
 def _finish(obj: Object, namespace: str, owner: Object) -> Object:
     result = copy.deepcopy(obj)
-    meta = result["metadata"]
-    meta["namespace"] = namespace
-    meta["ownerReferences"] = [owner]
-    meta["annotations"] = {**(meta.get("annotations") or {}), HASH_ANNOTATION: _hash(obj)}
+    metadata = result["metadata"]
+    metadata["namespace"] = namespace
+    metadata["ownerReferences"] = [owner]
+    metadata["annotations"] = {**(metadata.get("annotations") or {}), HASH_ANNOTATION: meta.digest(obj)}
     return result
-
-
-def _hash(value: object) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

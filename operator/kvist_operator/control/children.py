@@ -133,7 +133,7 @@ class Children:
             live = await self._api.get(resource, snapshot.namespace, name)
         if live is None or not _foreign(live, uid, labelled=labelled):
             return ""
-        return f"{resource.kind} {name} belongs to another: delete it, or rename the cluster"
+        return f"{resource.kind} {name} belongs to another"
 
 
 def _foreign(live: Object, uid: str, *, labelled: bool) -> bool:

@@ -45,6 +45,11 @@ class Condition:
     reason: str
     message: str = ""
 
+    @property
+    def advice(self) -> str:
+        """The message, with what to do about it."""
+        return reasons.told(self.reason, self.message)
+
     def as_object(self, generation: int, before: Mapping[str, Any] | None, now: str) -> Object:
         """For the status; the time stays while the status does."""
         text = "Unknown" if self.status is None else str(self.status)
@@ -53,7 +58,7 @@ class Condition:
             "type": str(self.type),
             "status": text,
             "reason": self.reason,
-            "message": self.message[:MAX_MESSAGE],
+            "message": self.advice[:MAX_MESSAGE],
             "observedGeneration": generation,
             "lastTransitionTime": before["lastTransitionTime"] if kept and before is not None else now,
         }
@@ -96,12 +101,12 @@ def _engines(snapshot: Snapshot) -> Condition:
     if ready >= engines.desired and not old and engines.observed:
         return Condition(Type.ENGINES, True, reasons.ALL_READY, counts)
     if old:
-        return Condition(Type.ENGINES, False, reasons.OLD_REVISION, f"{counts}; older: {_names(old)}")
+        return Condition(
+            Type.ENGINES, False, reasons.OLD_REVISION, f"{counts}; to be replaced: {_names(old)}"
+        )
     waiting = [pod.name for pod in current if not pod.ready]
     reason = reasons.SOME_NOT_READY if ready else reasons.NONE_READY
-    return Condition(
-        Type.ENGINES, False, reason, f"{counts}; see kubectl describe pod {_names(waiting)}".rstrip()
-    )
+    return Condition(Type.ENGINES, False, reason, counts + _look(waiting))
 
 
 def _backend(snapshot: Snapshot) -> Condition:
@@ -110,22 +115,21 @@ def _backend(snapshot: Snapshot) -> Condition:
         return Condition(Type.BACKEND, True, reasons.NOT_CONFIGURED, "no shared tier is configured")
     lost = _lost_tier(snapshot)
     if lost:
-        return Condition(Type.BACKEND, False, reasons.BACKEND_LOST, f"{lost}; engines go on with local tiers")
+        return Condition(Type.BACKEND, False, reasons.BACKEND_LOST, lost)
     if remote.redis is not None and remote.redis.managed is not None:
         found = snapshot.child((STATEFUL_SETS, f"{snapshot.name}-redis"))
         ready = (found.get("status") or {}).get("readyReplicas", 0) if found is not None else 0
         wanted = remote.redis.managed.replicas
         counts = f"{ready} of {wanted} Redis pods are ready"
         if ready < wanted:
-            message = f"{counts}; engines go on with local tiers"
-            return Condition(Type.BACKEND, False, reasons.BACKEND_LOST, message)
+            return Condition(Type.BACKEND, False, reasons.BACKEND_LOST, counts)
     if not snapshot.tiers:
         return Condition(Type.BACKEND, None, reasons.NOT_ASKED, "no agent could be asked")
     return Condition(Type.BACKEND, True, reasons.REACHABLE, "the shared tier answers")
 
 
 def _lost_tier(snapshot: Snapshot) -> str:
-    """A tier of which every agent that answers says that it has a problem: several failures in a row there."""
+    """A tier of which every agent that answers says that it fails, several times in a row."""
     for tier in sorted({tier for found in snapshot.tiers.values() for tier in found}):
         said = [found[tier] for found in snapshot.tiers.values() if tier in found]
         if all(said):
@@ -141,8 +145,8 @@ def _router(snapshot: Snapshot) -> Condition:
     counts = f"{ready} of {wanted} routers are ready"
     if found is None or not observed(found) or ready == 0:
         waiting = [pod.name for pod in snapshot.of(ROUTER) if not pod.ready]
-        hint = f"; see kubectl describe pod {_names(waiting)}" if waiting else ""
-        return Condition(Type.ROUTER, False, reasons.ROUTER_NOT_READY, counts + hint)
+        message = counts + _look(waiting)
+        return Condition(Type.ROUTER, False, reasons.ROUTER_NOT_READY, message)
     old = int(status.get("replicas", 0)) - updated
     if old > 0:
         return Condition(Type.ROUTER, False, reasons.OLD_REVISION, f"{counts}, {old} of an older revision")
@@ -179,9 +183,11 @@ def _ready(snapshot: Snapshot, router: Condition) -> Condition:
     serving = [pod for pod in engines.pods if pod.ready and not pod.terminating]
     old = [pod.name for pod in serving if not _current(pod, engines.revision)]
     if not engines.observed or old:
-        return Condition(Type.READY, False, reasons.OLD_REVISION, f"older: {_names(old)}".rstrip(": "))
+        message = f"to be replaced: {_names(old)}" if old else "engines of this generation are to come"
+        return Condition(Type.READY, False, reasons.OLD_REVISION, message)
     if not serving:
-        return Condition(Type.READY, False, reasons.NONE_READY, "no engine is ready")
+        message = "no engine is ready" + _look([pod.name for pod in engines.pods])
+        return Condition(Type.READY, False, reasons.NONE_READY, message)
     if not router.status:
         return Condition(Type.READY, False, router.reason, router.message)
     views = [snapshot.views.get(pod.name, RouterView("")) for pod in snapshot.of(ROUTER) if pod.ready]
@@ -235,6 +241,10 @@ def _scaler_problems(scaler: Object) -> Iterator[Problem]:
 
 def _current(pod: Pod, revision: str) -> bool:
     return pod.revision == revision and not pod.terminating
+
+
+def _look(names: list[str]) -> str:
+    return f"; see kubectl describe pod {_names(names)}" if names else "; its pods are being created"
 
 
 def _names(names: list[str]) -> str:

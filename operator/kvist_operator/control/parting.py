@@ -62,7 +62,8 @@ class Parting:
             else:
                 await self._journal.tell(raw, reasons.CLEARED, _told(removed))
         if decision.stays:
-            message = f"chunks stay in the shared tiers: {decision.stays}"
+            what = f"chunks stay in the shared tiers: {decision.stays}"
+            message = reasons.told(reasons.CHUNKS_STAY, what)
             await self._journal.tell(raw, reasons.CHUNKS_STAY, message, warning=True)
         await self._patch(raw, on=False)
         return None

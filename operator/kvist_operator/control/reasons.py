@@ -1,6 +1,7 @@
 """Reasons of conditions and events, each documented once; docs/operations.md has the same table.
 
-A reason is a constant that programs may compare; the message beside it says what to do.
+A reason is a constant that programs may compare; the message beside it says what to do: `told` puts the
+remedy of its reason behind what is the matter. Each reason with a remedy has a section in docs/runbooks.md.
 """
 
 from __future__ import annotations
@@ -100,3 +101,32 @@ MEANING: Final[Mapping[str, str]] = {
     CLEARED: "Event: the shared tiers were cleared before the cluster went.",
     CHUNKS_STAY: "Event: the cluster went and its chunks stay in the shared tiers; the message says why.",
 }
+
+REMEDY: Final[Mapping[str, str]] = {
+    NOT_ASKED: "an engine has to be ready, and NetworkPolicies have to let the operator reach its agent",
+    ROUTER_SILENT: "NetworkPolicies have to let the operator reach the router's admin port",
+    NOT_MIRRORED: "requests are served, reuse is by chance; if this stays, read that pod's log of the agent",
+    TOKENS_DIFFER: "answers are right, only slower; give routers and engines the same revision of the model",
+    NO_ROUTE: "see what .status.engines says of each engine, then the router's log",
+    BACKEND_LOST: "engines go on with local tiers; bring it back, it is used again by itself",
+    INVALID_SPEC: "what runs is left alone until the field is corrected",
+    REFUSED: "what runs is left alone; correct what is named, mostly in podTemplate",
+    FORBIDDEN: "upgrade the chart, or grant the operator's role this right",
+    NAME_TAKEN: "delete it, or rename the cluster",
+    SECRET_MISSING: "create it, or let the operator read it; nothing else has to be done",
+    ENGINE_BROKEN: "once the spec is corrected such pods are replaced first",
+    ROUTER_BROKEN: "once the spec is corrected the Deployment replaces it",
+    STALLED: "pods of the old revision serve on; correct or revert the spec",
+    AUTOSCALER_FAILING: "see kubectl describe hpa; until then the number stays as it is",
+    INTERNAL: "it is tried again; report it with the trace in the operator's log",
+    EVICTION_REFUSED: "it is tried again; see kubectl get pdb",
+    CHUNKS_STAY: "they age out by cache.ttl or the bucket's rules, or are removed there by hand",
+}
+_WHAT: Final = 700
+
+
+def told(reason: str, what: str) -> str:
+    """What is the matter, and what to do about it."""
+    if reason not in REMEDY:
+        return what
+    return f"{what[:_WHAT]}; {REMEDY[reason]}"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from kvist_connector.errors import ConfigError
 from kvist_operator.control import reasons
@@ -26,6 +26,7 @@ from kvist_operator.control.conditions import Condition, Problem, Type, blocked,
 from kvist_operator.control.errors import Forbidden, Invalid, NotFound, OperatorError
 from kvist_operator.control.gather import Gatherer
 from kvist_operator.control.journal import Journal
+from kvist_operator.control.news import news
 from kvist_operator.control.parting import Parting
 from kvist_operator.control.resources import CLUSTERS, Object
 from kvist_operator.control.rollout import Action, Decision, decide
@@ -148,7 +149,7 @@ class Reconciler:
 
     async def tell_unknown(self, key: Key) -> None:
         """A turn ended in a way nobody thought of: say so in the status, if that works at all."""
-        problem = Problem(reasons.INTERNAL, "the operator met an unknown state; its log has the trace")
+        problem = Problem(reasons.INTERNAL, "the operator met a state that it does not know")
         try:
             raw = await self._api.get(CLUSTERS, key.namespace, key.name)
             if raw is not None:
@@ -221,25 +222,9 @@ class Reconciler:
         except NotFound:
             return None  # deleted meanwhile
         memory.written_at = self._clock()
-        await self._tell_changes(raw, conditions)
+        for item in news(raw, conditions):
+            await self._journal.tell(raw, item.reason, item.message, warning=item.warning)
         return None
-
-    async def _tell_changes(self, raw: Object, conditions: list[Condition]) -> None:
-        """Events for what a person wants to know: trouble, its end, and being ready."""
-        before = {item["type"]: item for item in (raw.get("status") or {}).get("conditions") or ()}
-        for condition in conditions:
-            old: dict[str, Any] = before.get(str(condition.type), {})
-            same = (old.get("status"), old.get("reason")) == (str(condition.status), condition.reason)
-            if (
-                condition.type is Type.DEGRADED
-                and condition.status
-                and not (same and old.get("message") == condition.message)
-            ):
-                await self._journal.tell(raw, condition.reason, condition.message, warning=True)
-            elif condition.type is Type.DEGRADED and not condition.status and old.get("status") == "True":
-                await self._journal.tell(raw, condition.reason, f"no longer {old.get('reason')}")
-            elif condition.type is Type.READY and condition.status and not same:
-                await self._journal.tell(raw, condition.reason, "requests are served")
 
     async def _tell_written(self, raw: Object, written: Written) -> None:
         for resource, name in written.repaired:

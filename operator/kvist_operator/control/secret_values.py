@@ -87,10 +87,10 @@ async def _read(api: Api, namespace: str, item: Reference) -> tuple[str, str]:
     except Forbidden as error:
         return f"{item.field}: Secret {item.name} cannot be read: {error}", ""
     if secret is None:
-        return f"{item.field}: Secret {item.name} does not exist in namespace {namespace}: create it", ""
+        return f"{item.field}: Secret {item.name} does not exist in namespace {namespace}", ""
     value = (secret.get("data") or {}).get(item.key)
     if value is None:
-        return f"{item.field}: Secret {item.name} has no key {item.key!r}: add it", ""
+        return f"{item.field}: Secret {item.name} has no key {item.key!r}", ""
     return "", str(value)
 
 
