@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,12 @@ def leader(kubectl: Kubectl, namespace: str) -> str:
 
 @contextmanager
 def operator(
-    kubectl: Kubectl, namespace: str, folder: Path, identity: str, *more: str
+    kubectl: Kubectl,
+    namespace: str,
+    folder: Path,
+    identity: str,
+    *more: str,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[OperatorProcess]:
     """An operator that serves `namespace`, where its Lease is too. It runs until the end of the context."""
     log = folder / f"{identity}.log"
@@ -55,7 +60,7 @@ def operator(
     with log.open("wb") as output:
         process = subprocess.Popen(
             [CHECKOUT / ".venv" / "bin" / "python", "-m", "kvist_operator", *flags],
-            env={**os.environ, "KUBECONFIG": str(kubectl.bed.kubeconfig)},
+            env={**os.environ, "KUBECONFIG": str(kubectl.bed.kubeconfig), **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
