@@ -17,7 +17,10 @@ from kvist_cli.commands.hits import hits
 from kvist_cli.local import Event, EventKind, Options, Ports
 from kvist_cli.progress import Progress
 
-COMMANDS = ("up", "down", "status", "stats", "lookup", "clear", "demo", "model path", "model fetch-demo")
+COMMANDS = (
+    *("up", "down", "status", "stats", "lookup", "clear", "pin", "unpin", "prefetch", "move"),
+    *("demo", "model path", "model fetch-demo"),
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -62,7 +65,11 @@ def test_an_agent_that_does_not_answer_is_named(unused_tcp_port: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["lookup", "--agent", "http://x"], "give either --tokens FILE or --key HEX"),
+        (["lookup", "--agent", "http://x"], "lookup: give one of --tokens, --text, --messages, --key,"),
+        (["pin", "--agent", "http://x", "--all", "--tag", "x"], "pin: give one of --tokens"),
+        (["pin", "--agent", "http://x", "--all", "--for", "soon"], "--for soon: must be a number of seconds"),
+        (["pin", "--agent", "http://x", "--messages", "/nope"], "--messages /nope: cannot be read"),
+        (["prefetch", "--agent", "http://x", "--text", __file__], "need a router, which has the tokenizer"),
         (["lookup", "--agent", "http://x", "--tokens", "/nope"], "--tokens /nope: must hold token ids"),
         (["up", "-f", "/nope.yaml"], "/nope.yaml: cannot be read"),
         (["up", "-f", "/nope.yaml", "--port-engine", "70000"], "ports.engine: 70000 is not valid"),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from concurrent.futures import Executor
 
 from aiohttp import web
 
+from kvist_connector.agent.access import Access
 from kvist_connector.agent.arena_file import ArenaFile
 from kvist_connector.agent.engine_server import EngineServer
 from kvist_connector.agent.http import Api, Status
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 class Agent:
     """`parts` exist after `start`."""
 
-    def __init__(self, settings: AgentSettings, threads: Executor, token: Callable[[], str] | None) -> None:
+    def __init__(self, settings: AgentSettings, threads: Executor, access: Access) -> None:
         self._settings = settings
         self._threads = threads
         self.supervisor = Supervisor()
@@ -34,7 +34,7 @@ class Agent:
         self._not_ready = "the arena is being reserved"
         self._metrics = Metrics()
         status = Status(lambda: self.supervisor.failed, lambda: self.supervisor.failed or self._not_ready)
-        self._api = Api(status, self._metrics.exposition, token)
+        self._api = Api(status, self._metrics.exposition, access)
         self._server = EngineServer(settings.socket, self._session)
         self._idle: asyncio.TimerHandle | None = None
 
@@ -89,6 +89,7 @@ class Agent:
             return
         for lower in parts.lower.values():
             await lower.close()
+        parts.pins.close()
         parts.members.close()
         parts.memory.close()
         if parts.events is not None:

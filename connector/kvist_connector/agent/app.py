@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from aiohttp import web
 
 from kvist_connector import __version__, names
 from kvist_connector import settings as configuration
+from kvist_connector.agent.access import Access
 from kvist_connector.agent.agent import Agent
 from kvist_connector.agent.control_socket import ControlSocket
 from kvist_connector.agent.limits import allow_open_files
@@ -58,9 +60,12 @@ def run(arguments: Sequence[str]) -> int:
 
 async def _serve(settings: AgentSettings) -> int:
     allow_open_files()
-    token = TokenFile(settings.http.token_file) if settings.http.token_file is not None else None
+    http = settings.http
+    access = Access(
+        _token("http.token_file", http.token_file), _token("http.read_token_file", http.read_token_file)
+    )
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="bytes") as threads:
-        agent = Agent(settings, threads, token)
+        agent = Agent(settings, threads, access)
         control = ControlSocket(settings.socket)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -81,6 +86,10 @@ async def _serve(settings: AgentSettings) -> int:
             control.remove()
             await agent.close()
     return _EXIT_FAILED if agent.supervisor.failed else 0
+
+
+def _token(setting: str, path: Path | None) -> TokenFile | None:
+    return TokenFile(path, setting) if path is not None else None
 
 
 async def _listen(runner: web.AppRunner, settings: AgentSettings) -> int:

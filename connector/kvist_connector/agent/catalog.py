@@ -15,6 +15,7 @@ from typing import Literal
 from kvist_connector.eviction import Candidate, EvictionIndex, policy
 from kvist_connector.protocol.engine import SlotRef
 from kvist_connector.protocol.tiers import Tier
+from kvist_connector.tiers.envelope import MAX_TAG_BYTES, tag_bytes
 
 Watcher = Callable[[Tier, bytes, bool], None]  # tier, key, added (else removed)
 
@@ -33,6 +34,13 @@ class Chunk:
     leases: int = 0
     hits: int = 0
     used: float = 0.0
+    epoch: int = 0  # of retirement when it was computed (retired.py)
+    pinned: bool = False
+
+
+# Beyond this a chunk has the one tag EVERY_TAG, and whatever is said of any tag is said of it.
+MAX_TAGS = 32
+EVERY_TAG = "*"
 
 
 class Catalog:
@@ -40,6 +48,7 @@ class Catalog:
 
     def __init__(self, rule: Literal["lru", "cost"], lower: Iterable[Tier] = ()) -> None:
         self._chunks: dict[bytes, Chunk] = {}
+        self._tagged: dict[str, set[bytes]] = {}
         self._tiers = {tier: EvictionIndex(policy(rule)) for tier in (Tier.MEMORY, *lower)}
         self._weigh: Callable[[Chunk, Tier], float] = lambda chunk, tier: 1.0
         self.on_change: Watcher = lambda tier, key, added: None
@@ -82,6 +91,36 @@ class Catalog:
         """Every chunk, in no order."""
         return self._chunks.values()
 
+    def tagged(self, tag: str) -> list[bytes]:
+        """Keys of the chunks that carry the tag, or more tags than are kept apart."""
+        return list(self._tagged.get(tag, set()) | self._tagged.get(EVERY_TAG, set()))
+
+    def tag(self, chunk: Chunk, tags: Iterable[str]) -> bool:
+        """Add tags to a chunk; whether that changed anything."""
+        merged = merge_tags(chunk.tags, tags)
+        if merged == chunk.tags:
+            return False
+        if self._chunks.get(chunk.key) is not chunk:
+            chunk.tags = merged
+            return True
+        self._untag(chunk)
+        chunk.tags = merged
+        for tag in merged:
+            self._tagged.setdefault(tag, set()).add(chunk.key)
+        return True
+
+    def pin(self, chunk: Chunk) -> None:
+        """Keep the chunk from eviction in every tier it is in or enters; pinning twice is nothing."""
+        if not chunk.pinned:
+            chunk.pinned = True
+            self._each_place(chunk, EvictionIndex.block)
+
+    def unpin(self, chunk: Chunk) -> None:
+        """Let it be evicted again; a chunk that is not pinned is nothing."""
+        if chunk.pinned:
+            chunk.pinned = False
+            self._each_place(chunk, EvictionIndex.unblock)
+
     def index(self, tier: Tier) -> EvictionIndex:
         """The eviction order of a tier, for counts."""
         return self._tiers[tier]
@@ -101,7 +140,7 @@ class Catalog:
         chunk.ref = ref
         chunk.parent = parent  # a chunk found in a shared tier did not say what its root is
         chunk.used = now
-        self._tiers[Tier.MEMORY].add(key, parent, size, self._weigh(chunk, Tier.MEMORY), now)
+        self._add(Tier.MEMORY, chunk, size, now)
         self.on_change(Tier.MEMORY, key, True)
         return chunk
 
@@ -110,7 +149,7 @@ class Catalog:
         chunk = self._entry(key, parent, index, size)
         if tier not in chunk.below:
             chunk.below.add(tier)
-            self._tiers[tier].add(key, parent, size, self._weigh(chunk, tier), now)
+            self._add(tier, chunk, size, now, parent)
             self.on_change(tier, key, True)
             if chunk.ref is not None:
                 # Dropping it from memory costs only the reload from now on.
@@ -192,7 +231,12 @@ class Catalog:
                 assert chunk.ref.slot not in slots, "two chunks share a slot"
                 slots.add(chunk.ref.slot)
             node = self._tiers[Tier.MEMORY].get(key)
-            assert (node.blocked if node else 0) == chunk.leases, "leases and blocks differ"
+            held = chunk.leases + chunk.pinned if node else 0
+            assert (node.blocked if node else 0) == held, "leases, pins and blocks differ"
+            assert all(key in self._tagged[tag] for tag in chunk.tags), "tags drifted"
+        assert sum(map(len, self._tagged.values())) == sum(len(c.tags) for c in self._chunks.values()), (
+            "a chunk that is gone is still listed by tag"
+        )
 
     def _attached(self, chunk: Chunk) -> bool:
         return self._chunks.get(chunk.key) is chunk and chunk.key in self._tiers[Tier.MEMORY]
@@ -205,11 +249,13 @@ class Catalog:
 
     def _detach(self, chunk: Chunk) -> None:
         # The leased object keeps the slot; the catalog goes on with a new object, if with any.
-        del self._chunks[chunk.key]
+        self._remove(chunk)
         if chunk.below:
-            heir = Chunk(chunk.key, chunk.parent, chunk.index, chunk.size, chunk.tags)
+            heir = Chunk(chunk.key, chunk.parent, chunk.index, chunk.size)
             heir.below, chunk.below = chunk.below, set()
+            heir.epoch, heir.pinned, chunk.pinned = chunk.epoch, chunk.pinned, False
             self._chunks[chunk.key] = heir
+            self.tag(heir, chunk.tags)
 
     def _left(self, chunk: Chunk, tier: Tier) -> None:
         self.on_change(tier, chunk.key, False)
@@ -217,5 +263,34 @@ class Catalog:
         if current is None:
             self.on_gone(chunk.key)
         elif current.ref is None and not current.below:
-            del self._chunks[chunk.key]
+            self._remove(current)
             self.on_gone(chunk.key)
+
+    def _remove(self, chunk: Chunk) -> None:
+        del self._chunks[chunk.key]
+        self._untag(chunk)
+
+    def _untag(self, chunk: Chunk) -> None:
+        for tag in chunk.tags:
+            keys = self._tagged.get(tag, set())
+            keys.discard(chunk.key)
+            if not keys:
+                self._tagged.pop(tag, None)
+
+    def _add(self, tier: Tier, chunk: Chunk, size: int, now: float, parent: bytes | None = None) -> None:
+        index = self._tiers[tier]
+        index.add(chunk.key, chunk.parent if parent is None else parent, size, self._weigh(chunk, tier), now)
+        if chunk.pinned:
+            index.block(chunk.key)
+
+    def _each_place(self, chunk: Chunk, change: Callable[[EvictionIndex, bytes], None]) -> None:
+        for tier in (Tier.MEMORY, *chunk.below):
+            if chunk.key in self._tiers[tier]:
+                change(self._tiers[tier], chunk.key)
+
+
+def merge_tags(one: Iterable[str], other: Iterable[str]) -> tuple[str, ...]:
+    """The union, sorted; EVERY_TAG alone when that is more than a chunk can carry."""
+    tags = tuple(sorted({*one, *other}))
+    fits = len(tags) <= MAX_TAGS and tag_bytes(tags) <= MAX_TAG_BYTES
+    return tags if fits and EVERY_TAG not in tags else (EVERY_TAG,)

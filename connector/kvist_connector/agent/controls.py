@@ -9,36 +9,18 @@ import msgspec
 
 from kvist_connector.agent.core import Core
 from kvist_connector.agent.drain import MAX_DEADLINE, AcknowledgeBody, Drain, DrainBody, Left
+from kvist_connector.agent.edits import Edits
 from kvist_connector.agent.gpu_index import GpuIndex
 from kvist_connector.agent.lower import LowerTier
+from kvist_connector.agent.pins import Pins
+from kvist_connector.agent.selection import RequestError, Selector, select, typed
 from kvist_connector.agent.totals import Totals
 from kvist_connector.agent.writebehind import WriteBehind
-from kvist_connector.keys import KEY_BYTES, chunk_keys, root_key
 from kvist_connector.protocol.tiers import Tier
 
 
-class RequestError(ValueError):
-    """The caller's body is wrong; `field` names the part."""
-
-    def __init__(self, message: str, field: str | None) -> None:
-        super().__init__(message)
-        self.field = field
-
-
-class LookupBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Body of lookup: tokens or keys."""
-
-    tokens: list[int] | None = None
-    keys: list[str] | None = None
-    lora: str = ""
-    lora_revision: str = ""
-    salt: str = ""
-
-
-class ClearBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Body of clear."""
-
-    tier: str = "all"
+class LookupBody(Selector, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Body of lookup."""
 
 
 class FlushBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -58,8 +40,11 @@ class Controls:
         gpu: GpuIndex,
         totals: Totals,
         drain: Drain,
+        pins: Pins,
     ) -> None:
+        self.edits = Edits(core, lower, pins)
         self._drain = drain
+        self._pins = pins
         self._core = core
         self._lower = lower
         self._writebehind = writebehind
@@ -68,39 +53,30 @@ class Controls:
 
     async def lookup(self, body: dict[str, Any]) -> dict[str, Any]:
         """Where each chunk of a prompt is, shared tiers asked; leases and recency stay as they are."""
-        asked = _typed(body, LookupBody)
-        keys = self._keys(asked)
+        asked = typed(body, LookupBody)
+        keys = select(asked, self._core.catalog, self._core.memory.layout)
         await self._core.loader.find(keys)
         chunks = []
         hit = 0
         for position, key in enumerate(keys):
             tiers = ([Tier.GPU] if key in self._gpu else []) + self._core.catalog.tiers_of(key)
             hit += bool(tiers) and hit == position
-            chunks.append({"key": key.hex(), "tiers": [tier.label for tier in tiers]})
+            chunk = self._core.catalog.get(key)
+            tags = {"tags": chunk.tags} if chunk is not None and chunk.tags else {}
+            pinned = {"pinned": True} if self._pins.holds(key) else {}
+            chunks.append({"key": key.hex(), "tiers": [tier.label for tier in tiers]} | tags | pinned)
         layout = self._core.memory.layout
         tokens = hit * (layout.chunk_tokens if layout is not None else 0)
-        return {"chunks": chunks, "hit_chunks": hit, "hit_tokens": tokens}
-
-    async def clear(self, body: dict[str, Any]) -> dict[str, int]:
-        """Remove what is not leased; from a shared tier for every agent. Raises TierError."""
-        tier = _typed(body, ClearBody).tier
-        labels = {Tier.MEMORY.label: Tier.MEMORY, **{tier.label: tier for tier in self._lower}}
-        if tier != "all" and tier not in labels:
-            raise RequestError(f"{tier!r} is not a tier here; valid: all, {', '.join(labels)}", "tier")
-        chosen = set(labels.values()) if tier == "all" else {labels[tier]}
-        removed = removed_bytes = leased = 0
-        if Tier.MEMORY in chosen:
-            removed, removed_bytes, leased = self._clear_memory()
-        for name, lower in self._lower.items():
-            if name in chosen:
-                chunks, size = await lower.clear()
-                removed, removed_bytes = removed + chunks, removed_bytes + size
-        self._core.room_changed()
-        return {"chunks": removed, "bytes": removed_bytes, "leased": leased}
+        return {
+            "chunks": chunks,
+            "hit_chunks": hit,
+            "hit_tokens": tokens,
+            "hit_bytes": hit * self._core.memory.chunk_bytes,
+        }
 
     async def flush(self, body: dict[str, Any]) -> dict[str, int]:
         """Wait for write-behind."""
-        deadline = _typed(body, FlushBody).deadline
+        deadline = typed(body, FlushBody).deadline
         if not 0 <= deadline <= 3600:
             raise RequestError(f"{deadline} is not within 0 to 3600 seconds", "deadline")
         await self._writebehind.flush(deadline)
@@ -111,7 +87,7 @@ class Controls:
 
     async def drain(self, body: dict[str, Any]) -> Left:
         """Begin a drain and wait for it, or take it back."""
-        asked = _typed(body, DrainBody)
+        asked = typed(body, DrainBody)
         if not 0 <= asked.deadline <= MAX_DEADLINE:
             raise RequestError(f"{asked.deadline} is not within 0 to {MAX_DEADLINE:.0f} seconds", "deadline")
         return self._drain.undo() if asked.undo else await self._drain.drain(asked.deadline)
@@ -122,7 +98,7 @@ class Controls:
 
     def acknowledge(self, body: dict[str, Any]) -> dict[str, bool]:
         """A router sends no more."""
-        asked = _typed(body, AcknowledgeBody)
+        asked = typed(body, AcknowledgeBody)
         if asked.in_flight < 0:
             raise RequestError(f"{asked.in_flight} is no number of requests", "in_flight")
         return {"counted": self._drain.acknowledge(asked.reader, asked.in_flight)}
@@ -146,6 +122,7 @@ class Controls:
                 "scheduler": len(core.schedulers),
                 "worker": len(core.sessions) - len(core.schedulers),
             },
+            "pinned": len(self._pins),
             "pending_loads": core.loader.pending,
             "write_behind": {
                 "pending_chunks": self._writebehind.pending_chunks,
@@ -183,53 +160,3 @@ class Controls:
         layout = self._core.memory.layout
         tokens = self._totals.hit_tokens[tier]
         return tokens * self._core.memory.chunk_bytes // layout.chunk_tokens if layout is not None else 0
-
-    def _clear_memory(self) -> tuple[int, int, int]:
-        core, removed, leased = self._core, 0, 0
-        core.memory.settle_fresh()
-        for key in core.catalog.keys(Tier.MEMORY):
-            chunk = core.catalog.resident(key)
-            if chunk is not None and chunk.leases:
-                leased += 1
-            elif chunk is not None:
-                core.memory.drop(chunk)
-                removed += 1
-        return removed, removed * core.memory.chunk_bytes, leased
-
-    def _keys(self, asked: LookupBody) -> list[bytes]:
-        if (asked.tokens is None) == (asked.keys is None):
-            raise RequestError("give either tokens or keys", "tokens")
-        if asked.keys is not None:
-            return [_key(text) for text in asked.keys]
-        layout = self._core.memory.layout
-        if layout is None:
-            return []
-        root = root_key(
-            layout.fingerprint,
-            group=layout.group,
-            lora=asked.lora,
-            lora_revision=asked.lora_revision,
-            salt=asked.salt,
-        )
-        try:
-            return chunk_keys(root, asked.tokens or [], layout.chunk_tokens)
-        except OverflowError as error:
-            raise RequestError("token ids lie between 0 and 4294967295", "tokens") from error
-
-
-def _typed(body: dict[str, Any], kind: type[Any]) -> Any:
-    try:
-        return msgspec.convert(body, kind)
-    except msgspec.ValidationError as error:
-        text = str(error)
-        raise RequestError(text, text.rpartition("`$.")[2].rstrip("`") if "`$." in text else None) from error
-
-
-def _key(text: str) -> bytes:
-    try:
-        key = bytes.fromhex(text)
-    except ValueError as error:
-        raise RequestError(f"{text!r} is not hexadecimal", "keys") from error
-    if len(key) != KEY_BYTES:
-        raise RequestError(f"{text!r} has {len(key)} bytes, a key has {KEY_BYTES}", "keys")
-    return key

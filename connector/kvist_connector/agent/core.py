@@ -248,6 +248,9 @@ class Core:
             self.memory.discard(commit.ref)
             if outcome == "orphaned":
                 self._gone_key(commit.key)
+            present = self.catalog.get(commit.key)
+            if present is not None:
+                self.memory.tag(present, commit.tags)
             return
         self.memory.commit(commit.ref, commit.key, commit.parent, commit.index, commit.tags)
         self.hooks.committed(commit.key)

@@ -6,7 +6,6 @@ the middleware.
 
 from __future__ import annotations
 
-import hmac
 import json
 import logging
 import socket
@@ -18,8 +17,10 @@ import msgspec
 from aiohttp import web
 
 from kvist_connector import names
-from kvist_connector.agent.controls import Controls, RequestError
+from kvist_connector.agent.access import Access, Scope, audit
+from kvist_connector.agent.controls import Controls
 from kvist_connector.agent.feed import Feed
+from kvist_connector.agent.selection import RequestError
 from kvist_connector.errors import TierError
 from kvist_connector.protocol.feed import CONTENT_TYPE
 
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 * 1024 * 1024
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _OPEN_PATHS = (names.PATH_HEALTHZ, names.PATH_READYZ)
+# Questions that are POSTs because of their bodies.
+_READ_PATHS = (names.PATH_LOOKUP,)
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,11 @@ class NotReady(Exception):  # noqa: N818 - a state, not a fault
 class Api:
     """Routes of one agent."""
 
-    def __init__(self, status: Status, metrics: Callable[[], bytes], token: Callable[[], str] | None) -> None:
+    def __init__(self, status: Status, metrics: Callable[[], bytes], access: Access) -> None:
         self._parts: tuple[Controls, Feed] | None = None
         self._status = status
         self._metrics = metrics
-        self._token = token
+        self._access = access
 
     def application(self) -> web.Application:
         """The aiohttp application."""
@@ -60,11 +63,15 @@ class Api:
                 web.get(names.PATH_METRICS, self._get_metrics),
                 web.get(names.PATH_FEED, self._stream),
                 web.post(names.PATH_LOOKUP, self._lookup),
-                web.post(names.PATH_CLEAR, self._clear),
                 web.post(names.PATH_FLUSH, self._flush),
-                web.post(names.PATH_DRAIN, self._drain),
                 web.get(names.PATH_DRAIN, self._draining),
                 web.post(names.PATH_DRAIN_ACKNOWLEDGE, self._acknowledge),
+                web.post(names.PATH_DRAIN, self._change(lambda controls: controls.drain)),
+                web.post(names.PATH_PIN, self._change(lambda controls: controls.edits.pin)),
+                web.post(names.PATH_UNPIN, self._change(lambda controls: controls.edits.unpin)),
+                web.post(names.PATH_CLEAR, self._change(lambda controls: controls.edits.clear)),
+                web.post(names.PATH_PREFETCH, self._change(lambda controls: controls.edits.prefetch)),
+                web.post(names.PATH_MOVE, self._change(lambda controls: controls.edits.move)),
                 web.get(names.PATH_STATS, self._stats),
             ]
         )
@@ -85,11 +92,31 @@ class Api:
 
     @web.middleware
     async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if self._token is not None and request.path not in _OPEN_PATHS and not _local(request):
-            given = request.headers.get("Authorization", "").encode()
-            if not hmac.compare_digest(given, b"Bearer " + self._token().encode()):
+        if request.path not in _OPEN_PATHS and not _local(request):
+            scope = self._access.scope(request.headers.get("Authorization", ""))
+            if scope is None:
                 return _error(401, "missing or wrong bearer token", "Authorization")
+            if scope is Scope.READ and request.method != "GET" and request.path not in _READ_PATHS:
+                return _error(403, "this token may only read; give the admin token", "Authorization")
         return await handler(request)
+
+    def _change(self, choose: Callable[[Controls], Callable[[dict[str, Any]], Awaitable[object]]]) -> Handler:
+        """A control that changes something: it leaves a line in the audit log, a refused one as well."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            body = await _body(request)
+            answer: object = "failed"
+            try:
+                answer = await choose(self._controls)(body)
+            except (RequestError, TierError) as error:
+                answer = str(error)
+                raise
+            finally:
+                if not body.get("dry_run"):
+                    audit(request.path, request.remote or "local socket", body, answer)
+            return _json(answer)
+
+        return handle
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return _probe(self._status.healthy())
@@ -105,14 +132,8 @@ class Api:
     async def _lookup(self, request: web.Request) -> web.Response:
         return _json(await self._controls.lookup(await _body(request)))
 
-    async def _clear(self, request: web.Request) -> web.Response:
-        return _json(await self._controls.clear(await _body(request)))
-
     async def _flush(self, request: web.Request) -> web.Response:
         return _json(await self._controls.flush(await _body(request)))
-
-    async def _drain(self, request: web.Request) -> web.Response:
-        return _json(await self._controls.drain(await _body(request)))
 
     async def _draining(self, _: web.Request) -> web.Response:
         return _json(self._controls.draining())

@@ -35,6 +35,7 @@ LOAD_SHARE = 0.5
 # And at most this share is kept by leases of requests that wait; beyond it nobody else waits.
 WAIT_SHARE = 0.5
 MAX_PENDING = 1024
+_BROUGHT_AT_ONCE = 8
 _RESIDENT = TierPrice(latency=0.0, bandwidth=float("inf"))
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
@@ -101,6 +102,7 @@ class Loader:
         now = self._clock()
         for chunk in found:
             self._catalog.touch(chunk, now)
+        self._tag(found, message.tags)
         self.counts["chunks_asked"] += len(keys)
         self.counts["chunks_hit_memory"] += lead
         if not session.leases.take(message.request, found[:lead]):
@@ -109,7 +111,7 @@ class Loader:
         load = _Load(session, message.request)
         load.leased = {chunk.key: chunk for chunk in found[:lead]}
         if self._worth_asking(message, len(found), len(keys)):
-            self._wait(load, self._ask(load, keys, prefill, message.local_tokens))
+            self._wait(load, self._ask(load, keys, prefill, message))
             self._answer(session, message.request, found[:lead], [Tier.MEMORY] * lead, len(found), True)
             return
         planned = self._plan(found, lead, prefill, message.local_tokens, not self._loads)
@@ -122,6 +124,32 @@ class Loader:
         """Ask shared tiers for what is not sure; the catalog knows the answer afterwards."""
         if self._memory.layout is not None:
             await self._finder.find(keys)
+
+    async def bring(self, keys: Sequence[bytes]) -> int:
+        """Read chunks into memory for nobody in particular, in order; how many of them are there then.
+
+        Stops at the first that cannot be had, or when nothing may leave memory for it.
+        """
+        present = 0
+        for start in range(0, len(keys), _BROUGHT_AT_ONCE):
+            batch = keys[start : start + _BROUGHT_AT_ONCE]
+            async with self._turn:
+                missing = [key for key in batch if self._missing_here(key)]
+                refs = self._slots_for(len(missing))
+                for key, ref in zip(missing, refs or (), strict=False):
+                    self._start(key, ref)
+            waiting = [self._reading[key] for key in batch if key in self._reading]
+            if waiting:
+                await asyncio.wait(waiting)
+            here = sum(self._catalog.resident(key) is not None for key in batch)
+            present += here
+            if here < len(batch):
+                break
+        return present
+
+    def _missing_here(self, key: bytes) -> bool:
+        chunk = self._catalog.get(key)
+        return chunk is not None and chunk.ref is None and key not in self._reading
 
     def release(self, session: Session, request: str) -> None:
         """The request is over, or asks anew: its leases end, reads under way go on."""
@@ -137,6 +165,11 @@ class Loader:
         for owner, request in [key for key in self._loads if key[0] is session]:
             self.release(owner, request)
 
+    def _tag(self, found: Sequence[Chunk], tags: tuple[str, ...]) -> None:
+        if tags:
+            for chunk in found:
+                self._memory.tag(chunk, tags)
+
     def _worth_asking(self, message: Lookup, found: int, asked: int) -> bool:
         geometry = self._memory.geometry
         if not self._finder.shared or found == asked or geometry is None or not geometry.slots:
@@ -144,13 +177,14 @@ class Loader:
         return message.local_tokens < asked * geometry.chunk_tokens and len(self._loads) < MAX_PENDING
 
     async def _ask(
-        self, load: _Load, keys: Sequence[bytes], prefill: PrefillModel | None, local: int
+        self, load: _Load, keys: Sequence[bytes], prefill: PrefillModel | None, message: Lookup
     ) -> None:
         """What shared tiers have of the rest; then as for any other lookup."""
         found = await self._finder.find(keys)
+        self._tag(found, message.tags)
         lead = next((i for i, chunk in enumerate(found) if chunk.ref is None), len(found))
         self._lease(load, found[:lead])
-        planned = self._plan(found, lead, prefill, local, len(self._loads) == 1)
+        planned = self._plan(found, lead, prefill, message.local_tokens, len(self._loads) == 1)
         # What a shared tier has and is not worth loading may be stored here once it is computed.
         known = max(planned, len(self._finder.known(keys)))
         self._begin(load, found[:planned], lead, known)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from kvist_connector.agent.arena_file import ArenaFile
-from kvist_connector.agent.catalog import Catalog, Chunk
+from kvist_connector.agent.catalog import Catalog, Chunk, merge_tags
 from kvist_connector.agent.journal import Entry, Journal
 from kvist_connector.agent.layouts import geometry_of
 from kvist_connector.agent.slots import SlotTable
@@ -146,16 +146,23 @@ class MemoryTier:
     ) -> Chunk:
         """A filled slot becomes a cached chunk; the key must not be in memory yet."""
         slots = self._table()
+        known = self._catalog.get(key)
+        tags = merge_tags(known.tags if known is not None else (), tags)
         self._journal.append(Entry(ref, key, parent, index, tags))
         slots.commit(ref, key, index)
         chunk = self._catalog.enter_memory(key, parent, index, self.chunk_bytes, ref, self._clock())
-        chunk.tags = tags or chunk.tags
+        self._catalog.tag(chunk, tags)
         self.lease(chunk)
         self._fresh.append(chunk)
         self.settle_fresh(max(1, slots.size // _FRESH_SHARE))
         if self._journal.due(len(self._catalog)):
             self._journal.compact(self._entries())
         return chunk
+
+    def tag(self, chunk: Chunk, tags: tuple[str, ...]) -> None:
+        """Another request with these tags uses the chunk, too."""
+        if self._catalog.tag(chunk, tags) and chunk.ref is not None:
+            self._journal.append(Entry(chunk.ref, chunk.key, chunk.parent, chunk.index, chunk.tags))
 
     def drop(self, chunk: Chunk) -> None:
         """Take a chunk out of memory; its slot follows when the last lease ends."""
@@ -229,7 +236,7 @@ class MemoryTier:
             chunk = self._catalog.enter_memory(
                 entry.key, entry.parent, entry.index, self.chunk_bytes, entry.ref, self._clock()
             )
-            chunk.tags = entry.tags
+            self._catalog.tag(chunk, entry.tags)
         return list(kept.values())
 
     def _entries(self) -> list[Entry]:

@@ -53,7 +53,7 @@ class OwnTier(LowerTier):
         for key, (size, header) in sorted(own, key=lambda item: item[1][1].index):
             del self._foreign[key]
             chunk = self._enter(key, header.parent, header.index, size)
-            chunk.tags = chunk.tags or header.tags
+            self._catalog.tag(chunk, header.tags)
 
     def drop_all(self) -> tuple[int, int]:
         """See LowerTier."""

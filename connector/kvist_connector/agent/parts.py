@@ -24,6 +24,7 @@ from kvist_connector.agent.lower import LowerTier
 from kvist_connector.agent.members import Members
 from kvist_connector.agent.memory import MemoryTier
 from kvist_connector.agent.own import OwnTier
+from kvist_connector.agent.pins import Pins
 from kvist_connector.agent.session import Session
 from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.agent.shared import SharedTier
@@ -60,6 +61,7 @@ class Parts:
     feed: Feed
     totals: Totals
     controls: Controls
+    pins: Pins
 
     def session(self) -> Session:
         """A fresh connection's server side."""
@@ -104,9 +106,10 @@ def build(
     core.hooks = _hooks(core, lower, writebehind, gpu, events, feed, totals, drain, connections_changed)
     catalog.on_change = feed.change
     members.on_free = core.room_changed
-    controls = Controls(core, lower, writebehind, gpu, totals, drain)
+    pins = Pins(catalog, clock, lambda: memory.slots.size if memory.slots is not None else 0)
+    controls = Controls(core, lower, writebehind, gpu, totals, drain, pins)
     return Parts(
-        core, memory, catalog, lower, loader, writebehind, members, gpu, events, feed, totals, controls
+        core, memory, catalog, lower, loader, writebehind, members, gpu, events, feed, totals, controls, pins
     )
 
 

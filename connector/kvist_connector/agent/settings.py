@@ -141,11 +141,16 @@ class HttpSettings(Settings):
     token_file: Path | None = Field(
         None, description="file with the bearer token; default none, then only loopback hosts are allowed"
     )
+    read_token_file: Path | None = Field(
+        None, description="file with a bearer token that allows only to read; default none: there is none"
+    )
 
     @model_validator(mode="after")
     def _token_or_loopback(self) -> HttpSettings:
         if self.token_file is None and not _is_loopback(self.host):
             raise ValueError("without http.token_file only a loopback host is allowed: set a token file")
+        if self.read_token_file is not None and self.token_file is None:
+            raise ValueError("http.read_token_file limits nothing without http.token_file: set both")
         return self
 
 

@@ -13,8 +13,9 @@ log = logging.getLogger(__name__)
 class TokenFile:
     """Called for the present token. A file that cannot be read any more leaves the last token in force."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, setting: str = "http.token_file") -> None:
         self._path = path
+        self._setting = setting
         self._stamp = (0, 0, 0)
         self._problem = ""
         self._token = self._read()
@@ -39,12 +40,12 @@ class TokenFile:
                 return self._token
             token = self._path.read_text().strip()
         except OSError as error:
-            raise ConfigError(f"http.token_file: {self._path} cannot be read: {error.strerror}") from error
+            raise ConfigError(f"{self._setting}: {self._path} cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise ConfigError(
-                f"http.token_file: {self._path} is not text: put the bearer token into it"
+                f"{self._setting}: {self._path} is not text: put the bearer token into it"
             ) from error
         if not token:
-            raise ConfigError(f"http.token_file: {self._path} is empty: put the bearer token into it")
+            raise ConfigError(f"{self._setting}: {self._path} is empty: put the bearer token into it")
         self._stamp = stamp
         return token

@@ -66,7 +66,7 @@ class AgentParts:
     async def clear_memory(self) -> None:
         """Everything is in the lower tier only."""
         await self.written()
-        await self.parts.controls.clear({"tier": "memory"})
+        await self.parts.controls.edits.clear({"tier": "memory"})
 
     def check(self) -> None:
         """The books agree and nothing has failed."""
@@ -79,6 +79,7 @@ class AgentParts:
         await self._server.close()
         await self.supervisor.close()
         self.parts.feed.close()
+        self.parts.pins.close()
         self.parts.members.close()
         for lower in self.parts.lower.values():
             await lower.close()

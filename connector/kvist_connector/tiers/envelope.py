@@ -52,9 +52,14 @@ class Header(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     retire_epoch: int = 0
 
 
+def tag_bytes(tags: Sequence[str]) -> int:
+    """What tags take of a header, at most."""
+    return sum(len(tag.encode()) + 5 for tag in tags)
+
+
 def pack_header(header: Header) -> bytes:
     """Exactly HEADER_BYTES; raises ValueError when the tags do not fit."""
-    if sum(len(tag.encode()) + 5 for tag in header.tags) > MAX_TAG_BYTES:
+    if tag_bytes(header.tags) > MAX_TAG_BYTES:
         raise ValueError(f"tags of a chunk are limited to {MAX_TAG_BYTES} bytes")
     body = msgspec.msgpack.encode(header)
     prefix = _PREFIX.pack(_MAGIC, FORMAT, HEADER_BYTES, xxhash.xxh3_64_digest(body), len(body))

@@ -1,0 +1,142 @@
+"""`kvist pin`, `unpin`, `clear`, `prefetch`, `move`: what changes caches, of one cluster or by address."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Final
+
+import typer
+
+from kvist_cli.commands.selecting import Chosen, answers, selecting, show
+from kvist_connector.errors import ConfigError
+from kvist_connector.names import PATH_CLEAR, PATH_MOVE, PATH_PIN, PATH_PREFETCH, PATH_UNPIN
+
+_PIN: Final = """
+Examples:
+
+  kvist pin --messages system.json --for 8h
+
+  kvist pin --tag handbook --for 7d --router http://127.0.0.1:8081
+
+Pinned chunks are not evicted from memory or disk until then; they may take half of the memory tier.
+"""
+_UNPIN: Final = """
+Examples:
+
+  kvist unpin --tag handbook
+
+  kvist unpin --all
+"""
+_CLEAR: Final = """
+Examples:
+
+  kvist clear --tier memory
+
+  kvist clear demo --tier all
+
+  kvist clear --tag handbook --dry-run
+
+Chunks that a running request uses stay and are counted, and so do pinned ones. What hangs on a cleared
+chunk goes with it. Redis and object store are cleared for every agent that shares them, and --tier all
+includes them.
+"""
+_PREFETCH: Final = """
+Examples:
+
+  kvist prefetch --text handbook.txt
+
+  kvist prefetch --tokens prompt.txt --dry-run
+"""
+_MOVE: Final = """
+Examples:
+
+  kvist move --tag night-batch --to disk
+
+  kvist move --messages system.json --to object --copy
+
+Without --copy one copy is left of what memory and disk of a replica held; shared tiers keep theirs.
+"""
+_UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be changed.")]
+
+
+class TierName(StrEnum):
+    """What can be cleared."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+    REDIS = "redis"
+    OBJECT = "object"
+    ALL = "all"
+
+
+class Target(StrEnum):
+    """Where chunks can be moved."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+    REDIS = "redis"
+    OBJECT = "object"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("clear", epilog=_CLEAR)(selecting(clear))
+    app.command("pin", epilog=_PIN)(selecting(pin))
+    app.command("unpin", epilog=_UNPIN)(selecting(unpin))
+    app.command("prefetch", epilog=_PREFETCH)(selecting(prefetch))
+    app.command("move", epilog=_MOVE)(selecting(move))
+
+
+def clear(
+    chosen: Chosen,
+    tier: Annotated[TierName, typer.Option(help="What to empty.")] = TierName.ALL,
+    pinned: Annotated[bool, typer.Option("--pinned", help="Pinned chunks, too.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Remove cached chunks: the selected ones, or all."""
+    body = chosen.body("clear", required=False) | {"tier": tier.value, "pinned": pinned, "dry_run": dry_run}
+    show(chosen, answers(chosen, PATH_CLEAR, body), "removed")
+
+
+def pin(
+    chosen: Chosen,
+    duration: Annotated[
+        str, typer.Option("--for", help="How long: seconds, or a number with s, m, h or d.")
+    ] = "1h",
+    dry_run: DryRun = False,
+) -> None:
+    """Keep chunks from eviction for a time."""
+    body = chosen.body("pin") | {"seconds": seconds_of(duration), "dry_run": dry_run}
+    show(chosen, answers(chosen, PATH_PIN, body), "pinned")
+
+
+def unpin(chosen: Chosen, dry_run: DryRun = False) -> None:
+    """End pins before their time."""
+    show(chosen, answers(chosen, PATH_UNPIN, chosen.body("unpin") | {"dry_run": dry_run}), "unpinned")
+
+
+def prefetch(chosen: Chosen, dry_run: DryRun = False) -> None:
+    """Bring chunks from lower tiers into memory."""
+    body = chosen.body("prefetch") | {"dry_run": dry_run}
+    show(chosen, answers(chosen, PATH_PREFETCH, body), "brought into memory")
+
+
+def move(
+    chosen: Chosen,
+    to: Annotated[Target, typer.Option(help="The tier that has them then.")],
+    copy: Annotated[bool, typer.Option("--copy", help="Leave them where they are, too.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Put chunks into another tier."""
+    body = chosen.body("move") | {"to": to.value, "copy": copy, "dry_run": dry_run}
+    show(chosen, answers(chosen, PATH_MOVE, body), "copied" if copy else "moved")
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of a duration such as 90, 30m or 8h; raises ConfigError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    if found is None:
+        raise ConfigError(f"--for {text}: must be a number of seconds, or a number with s, m, h or d")
+    return float(found[1]) * _UNITS[found[2]]

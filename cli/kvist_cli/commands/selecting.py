@@ -1,0 +1,225 @@
+"""What the controls have in common: which chunks, of which agents, and how answers are shown."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json as jsonlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from kvist_cli import target
+from kvist_cli.asking import AskError, ask, ask_all
+from kvist_cli.commands.options import Agents, AsJson, ClusterName, RouterAdmin, RunDir, TokenFile
+from kvist_cli.output import console, print_json
+from kvist_connector.errors import ConfigError
+from kvist_connector.quantity import format_bytes
+
+# A shared tier is listed and emptied meanwhile, or a long prefix read from it.
+CONTROL_DEADLINE: Final = 120.0
+_PANEL: Final = "Which chunks"
+Answer = dict[str, Any]
+
+
+def _option(*names: str, text: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=_PANEL)
+
+
+Tokens = Annotated[Path | None, _option(text="File with token ids; - for standard input.")]
+Text = Annotated[Path | None, _option(text="File with a prompt's text; the router tokenizes it.")]
+Messages = Annotated[
+    Path | None, _option(text="JSON file with chat messages, or a chat request; the router renders it.")
+]
+Key = Annotated[list[str], _option(text="Chunk key in hex; repeatable.")]
+Tag = Annotated[str | None, _option(text="Tag that requests carried.")]
+Everything = Annotated[bool, _option("--all", text="All chunks.")]
+Salt = Annotated[str, _option(text="Cache salt of the request.")]
+Lora = Annotated[str, _option(text="LoRA adapter of the request.")]
+LoraRevision = Annotated[str, _option(text="Revision of the LoRA adapter, as the engine's log says it.")]
+
+_SELECTORS: Final[tuple[tuple[str, Any, Any], ...]] = (
+    ("name", ClusterName, None),
+    ("tokens", Tokens, None),
+    ("text", Text, None),
+    ("messages", Messages, None),
+    ("key", Key, []),
+    ("tag", Tag, None),
+    ("everything", Everything, False),
+    ("salt", Salt, ""),
+    ("lora", Lora, ""),
+    ("lora_revision", LoraRevision, ""),
+)
+_TARGETS: Final[tuple[tuple[str, Any, Any], ...]] = (
+    ("run_dir", RunDir, None),
+    ("agent", Agents, []),
+    ("router", RouterAdmin, None),
+    ("token_file", TokenFile, None),
+    ("json", AsJson, False),
+)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The options of _SELECTORS and _TARGETS."""
+
+    name: str | None
+    tokens: Path | None
+    text: Path | None
+    messages: Path | None
+    key: list[str]
+    tag: str | None
+    everything: bool
+    salt: str
+    lora: str
+    lora_revision: str
+    run_dir: Path | None
+    agent: list[str]
+    router: str | None
+    token_file: Path | None
+    json: bool
+
+    @property
+    def by_router(self) -> bool:
+        """Whether only a router can tell which chunks are meant."""
+        return self.text is not None or self.messages is not None
+
+    def body(self, command: str, required: bool = True) -> Answer:
+        """The selection as the HTTP API takes it; raises ConfigError."""
+        ways = {
+            "--tokens": self.tokens and {"tokens": read_tokens(self.tokens)},
+            "--text": self.text and {"text": _read(self.text, "--text")},
+            "--messages": self.messages and _messages(self.messages),
+            "--key": self.key and {"keys": self.key},
+            "--tag": self.tag is not None and {"tag": self.tag},
+            "--all": self.everything and {"all": True},
+        }
+        used = [way for way in ways.values() if way]
+        if len(used) > 1 or (required and not used):
+            raise ConfigError(f"{command}: give one of {', '.join(ways)}")
+        more = {"salt": self.salt, "lora": self.lora, "lora_revision": self.lora_revision}
+        return (used[0] if used else {}) | {field: value for field, value in more.items() if value}
+
+
+def selecting(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of selection and target; it gets them as its first argument."""
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    front, back = _parameters(_SELECTORS), _parameters(_TARGETS)
+
+    @functools.wraps(function)
+    def command(**given: Any) -> None:
+        rest = {parameter.name: given.pop(parameter.name) for parameter in own}
+        function(Chosen(**given), **rest)
+
+    ordered = [*front, *(parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own), *back]
+    command.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+    return command
+
+
+@dataclass(frozen=True)
+class Found:
+    """Answers by replica, and the replicas that did not do it."""
+
+    replicas: dict[str, Answer]
+    incomplete: list[str]
+
+
+def answers(chosen: Chosen, path: str, body: Answer, prefer_router: bool = False) -> Found:
+    """What each replica says, through the router where it is needed; raises AskError."""
+    token = target.token(chosen.token_file)
+    admin = None if chosen.agent else _admin(chosen, prefer_router)
+    if admin is not None:
+        said = ask("POST", admin + path, body, CONTROL_DEADLINE, token)
+        return Found(said["replicas"], said["incomplete"])
+    if chosen.by_router:
+        raise ConfigError("--text and --messages need a router, which has the tokenizer: give --router URL")
+    urls = target.agent_urls(chosen.name, chosen.run_dir, chosen.agent, os.environ)
+    found = ask_all("POST", {name: url + path for name, url in urls.items()}, body, CONTROL_DEADLINE, token)
+    for answer in found.values():
+        if set(answer) == {"error"}:
+            raise AskError(answer["error"])
+    return Found(found, [])
+
+
+def show(chosen: Chosen, found: Found, verb: str) -> None:
+    """One line a replica, or JSON; exit code 1 when some did not do it."""
+    if chosen.json:
+        print_json(found.replicas | ({"incomplete": found.incomplete} if found.incomplete else {}))
+    else:
+        for replica, answer in found.replicas.items():
+            console().print(f"{replica}: {_line(answer, verb)}", markup=False)
+    end(chosen, found)
+
+
+def end(chosen: Chosen, found: Found) -> None:
+    """Say which replicas did not do it, and exit with 1 when there are any."""
+    if found.incomplete:
+        if not chosen.json:
+            console().print(f"incomplete: {', '.join(found.incomplete)}", markup=False)
+        raise typer.Exit(1)
+
+
+def read_tokens(path: Path) -> list[int]:
+    """Token ids of a file; raises ConfigError for anything else."""
+    try:
+        text = _stdin() if str(path) == "-" else path.read_text()
+        return [int(part) for part in text.replace(",", " ").strip("[] \n").split()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--tokens {path}: must hold token ids: {error}") from error
+
+
+def _line(answer: Answer, verb: str) -> str:
+    if set(answer) == {"error"}:
+        return str(answer["error"])
+    would = "would be " if answer.get("dry_run") else ""
+    remarks = {
+        "leased": "in use stay",
+        "pinned": "pinned stay",
+        "missing": "could not be had",
+        "refused": "found no room",
+    }
+    more = "".join(f", {answer[key]} {text}" for key, text in remarks.items() if answer.get(key))
+    size = format_bytes(answer["bytes"])
+    return f"{answer['chunks']} chunks, {answer['tokens']} tokens, {size} {would}{verb}{more}"
+
+
+def _admin(chosen: Chosen, prefer_router: bool) -> str | None:
+    if chosen.router is not None:
+        return chosen.router.rstrip("/")
+    if not (chosen.by_router or prefer_router):
+        return None
+    return target.read(target.find(chosen.name, chosen.run_dir, os.environ)).admin_url or None
+
+
+def _messages(path: Path) -> Answer:
+    try:
+        found = jsonlib.loads(_read(path, "--messages"))
+    except ValueError as error:
+        raise ConfigError(f"--messages {path}: is not JSON: {error}") from error
+    if isinstance(found, dict) and isinstance(found.get("messages"), list):
+        found = found["messages"]
+    if not isinstance(found, list):
+        raise ConfigError(f"--messages {path}: must hold a list of chat messages, or a request with one")
+    return {"messages": found}
+
+
+def _read(path: Path, option: str) -> str:
+    try:
+        return _stdin() if str(path) == "-" else path.read_text()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{option} {path}: cannot be read: {error}") from error
+
+
+def _stdin() -> str:
+    return typer.get_text_stream("stdin").read()
+
+
+def _parameters(options: tuple[tuple[str, Any, Any], ...]) -> list[inspect.Parameter]:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(name, kind, default=default, annotation=option) for name, option, default in options
+    ]

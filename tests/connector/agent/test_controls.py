@@ -1,0 +1,197 @@
+"""Controls by selector: pin, unpin, prefetch, clear, move, over a real engine connection and a disk tier."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kvist_connector.agent.selection import RequestError
+from kvist_connector.agent.settings import AgentSettings
+from kvist_connector.errors import TierError
+from kvist_connector.protocol import engine as wire
+from kvist_connector.protocol.tiers import Tier
+from kvist_connector.testing.agent_parts import AgentParts
+from kvist_connector.testing.agent_parts import keys_of as keys
+from kvist_connector.testing.fake_engine import FakeEngine
+from kvist_connector.tiers.disk import DiskStore
+from kvist_connector.tiers.faulty import FaultyStore
+
+BYTES = 16384
+TOKENS = list(range(48))  # of six chunks: `keys(6)`
+
+
+def hexes(chain):
+    return [key.hex() for key in chain]
+
+
+@pytest.fixture
+async def agent(tmp_path):
+    """An agent with six chunks in memory and on disk, and its engine."""
+    threads = ThreadPoolExecutor(2)
+    faulty = FaultyStore(await DiskStore.open(tmp_path / "disk", 10 << 20, "none", threads))
+    settings = AgentSettings(
+        replica="r",
+        socket=tmp_path / "s",
+        arena=tmp_path / "arena",
+        memory=32 * (BYTES + 64) + 8192,
+        disk={"path": tmp_path / "disk", "size": 10 << 20},
+    )
+    harness = await AgentParts.start(settings, Tier.DISK, faulty, threads)
+    engine = await FakeEngine.start(harness.socket)
+    await engine.store(keys(6))
+    await settled(engine)
+    await harness.written()
+    yield harness, engine
+    harness.check()
+    await engine.stop()
+    await harness.stop()
+
+
+async def settled(engine):
+    """The agent has taken all messages so far: they are answered in order."""
+    await engine.lookup(keys(1, first=9999))
+
+
+def places(harness, chain):
+    return [[tier.label for tier in harness.parts.catalog.tiers_of(key)] for key in chain]
+
+
+async def tag(harness, engine, chain, *tags):
+    """Another request with these tags uses the chunks."""
+    message = wire.Lookup(request="t", keys=b"".join(chain), tokens=8 * len(chain), tags=tags)
+    engine.scheduler.send(message)
+    await engine.scheduler.expect(wire.Answer, lambda answer: answer.request == "t" and not answer.pending)
+    engine.scheduler.send(wire.Step(releases=("t",)))
+    await settled(engine)
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [{"tokens": TOKENS}, {"keys": hexes(keys(6))}, {"all": True}, {"tag": "doc"}],
+    ids=lambda selector: next(iter(selector)),
+)
+async def test_every_selector_clears_and_asking_again_changes_nothing(agent, selector):
+    harness, engine = agent
+    await tag(harness, engine, keys(6), "doc")
+    edits = harness.parts.controls.edits
+    would = await edits.clear(selector | {"dry_run": True})
+    assert places(harness, keys(6)) == [["memory", "disk"]] * 6
+    did = await edits.clear(selector)
+    assert (did["chunks"], did["tokens"]) == (12, 48)
+    assert did["bytes"] == 12 * BYTES + 6 * 4096
+    assert would == did | {"dry_run": True}
+    again = await edits.clear(selector)
+    assert (again["chunks"], again["tokens"], again["bytes"]) == (0, 0, 0)
+    assert not (await engine.lookup(keys(6))).refs
+
+
+async def test_what_hangs_on_a_cleared_chunk_goes_too(agent):
+    harness, _ = agent
+    did = await harness.parts.controls.edits.clear({"keys": hexes(keys(6)[2:3]), "tier": "memory"})
+    assert (did["chunks"], did["tokens"]) == (4, 32)
+    assert places(harness, keys(6)) == [["memory", "disk"]] * 2 + [["disk"]] * 4
+
+
+async def test_a_chunk_in_use_stays_and_is_counted(agent):
+    harness, engine = agent
+    await engine.lookup(keys(2), release=False)
+    did = await harness.parts.controls.edits.clear({"tokens": TOKENS, "tier": "memory"})
+    assert (did["chunks"], did["leased"]) == (4, 2)
+
+
+async def test_a_pinned_chunk_is_not_evicted_until_the_pin_ends(agent):
+    harness, engine = agent
+    edits = harness.parts.controls.edits
+    assert (await edits.pin({"tokens": TOKENS, "seconds": 3600}))["chunks"] == 6
+    for number in range(1, 13):
+        await engine.store(keys(3, first=1000 * number))
+        await settled(engine)
+        await harness.written()
+    assert places(harness, keys(6)) == [["memory", "disk"]] * 6
+    assert len(harness.parts.catalog.keys(Tier.MEMORY)) < 36
+    assert (await edits.clear({"tier": "memory"}))["pinned"] == 6
+    assert places(harness, keys(6)) == [["memory", "disk"]] * 6
+    assert (await edits.unpin({"all": True}))["chunks"] == 6
+    assert (await edits.unpin({"all": True}))["chunks"] == 0
+    assert (await edits.clear({"tier": "memory"}))["chunks"] == 6
+
+
+async def test_pins_expire_by_themselves(agent):
+    harness, _ = agent
+    await harness.parts.controls.edits.pin({"tokens": TOKENS, "seconds": 1e-6})
+    harness.parts.pins.expire()
+    assert harness.parts.controls.stats()["pinned"] == 0
+    assert (await harness.parts.controls.edits.clear({"tier": "memory"}))["pinned"] == 0
+
+
+async def test_pins_may_hold_half_of_the_arena(agent):
+    harness, engine = agent
+    other = keys(24, first=1000)
+    await engine.store(other)
+    await settled(engine)
+    done = await harness.parts.controls.edits.pin({"all": True})
+    slots = harness.parts.memory.slots.size
+    assert (done["chunks"], done["refused"]) == (slots // 2, 30 - slots // 2)
+
+
+async def test_prefetch_brings_a_prefix_into_memory(agent):
+    harness, engine = agent
+    await harness.clear_memory()
+    edits = harness.parts.controls.edits
+    assert (await edits.prefetch({"tokens": TOKENS, "dry_run": True}))["chunks"] == 6
+    assert places(harness, keys(6)) == [["disk"]] * 6
+    did = await edits.prefetch({"tokens": TOKENS[:32]})
+    assert (did["chunks"], did["tokens"], did["bytes"], did["missing"]) == (4, 32, 4 * BYTES, 0)
+    assert places(harness, keys(6)) == [["memory", "disk"]] * 4 + [["disk"]] * 2
+    assert (await edits.prefetch({"tokens": TOKENS[:32]}))["chunks"] == 0
+    assert engine.holds(keys(4), await engine.lookup(keys(4)))
+
+
+async def test_a_move_leaves_one_copy_and_a_copy_leaves_two(agent):
+    harness, engine = agent
+    edits = harness.parts.controls.edits
+    assert (await edits.move({"tokens": TOKENS, "to": "disk"}))["chunks"] == 6
+    assert places(harness, keys(6)) == [["disk"]] * 6
+    assert (await edits.move({"tokens": TOKENS, "to": "disk"}))["chunks"] == 0
+    assert (await edits.move({"tokens": TOKENS, "to": "memory", "copy": True}))["chunks"] == 6
+    assert places(harness, keys(6)) == [["memory", "disk"]] * 6
+    assert (await edits.move({"tokens": TOKENS, "to": "memory"}))["chunks"] == 6
+    assert places(harness, keys(6)) == [["memory"]] * 6
+    assert engine.holds(keys(6), await engine.lookup(keys(6)))
+
+
+async def test_a_move_that_the_disk_refuses_leaves_the_chunk_where_it_was(agent):
+    harness, _ = agent
+    edits = harness.parts.controls.edits
+    await edits.move({"all": True, "to": "memory"})
+    harness.faulty.plan = lambda operation, key: TierError("down") if operation == "put" else None
+    did = await edits.move({"tokens": TOKENS, "to": "disk"})
+    assert (did["chunks"], did["missing"]) == (0, 6)
+    assert places(harness, keys(6)) == [["memory"]] * 6
+
+
+async def test_tags_of_every_request_that_uses_a_chunk_count(agent):
+    harness, engine = agent
+    await tag(harness, engine, keys(6), "doc")
+    await tag(harness, engine, keys(2), "mail")
+    lookup = await harness.parts.controls.lookup({"tokens": TOKENS})
+    assert [chunk.get("tags") for chunk in lookup["chunks"]] == [("doc", "mail")] * 2 + [("doc",)] * 4
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "tokens"),
+        ({"tokens": [1], "tag": "x"}, "tag"),
+        ({"text": "hello"}, "text"),
+        ({"messages": []}, "messages"),
+        ({"keys": ["zz"]}, "keys"),
+        ({"tokens": [-1] * 8}, "tokens"),
+        ({"tokens": [1], "seconds": 0}, "seconds"),
+        ({"nonsense": 1}, None),
+    ],
+)
+async def test_a_wrong_selection_names_its_field(agent, body, field):
+    harness, _ = agent
+    with pytest.raises(RequestError) as error:
+        await harness.parts.controls.edits.pin(body)
+    assert error.value.field == field
