@@ -85,9 +85,9 @@ def said(kubectl: Kubectl, namespace: str) -> str:
 def refusals(kubectl: Kubectl, namespace: str) -> list[str]:
     """Calls of a release's operator that its role did not allow, from the audit log."""
     account = f"system:serviceaccount:{namespace}:{ACCOUNT}"
-    found = []
-    for line in (kubectl.bed.log / "audit.log").read_text().splitlines():
-        event = json.loads(line)
-        if event["user"]["username"] == account and event["responseStatus"].get("code") == 403:
-            found.append(f"{event['verb']} {event['requestURI']}")
-    return found
+    events = map(json.loads, (kubectl.bed.log / "audit.log").read_text().splitlines())
+    mine = [event for event in events if event["user"]["username"] == account]
+    if not mine:
+        raise BedError(f"{account} asked for nothing: the audit log is not what it should be")
+    refused = (event for event in mine if event["responseStatus"].get("code") == 403)
+    return [f"{event['verb']} {event['requestURI']}" for event in refused]
