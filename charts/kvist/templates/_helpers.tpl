@@ -83,7 +83,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   verbs: [get, create]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [list, create, patch]
 # What routers may do the operator must hold to hand it on.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]

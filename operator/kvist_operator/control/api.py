@@ -33,9 +33,14 @@ class Api(Protocol):
         ...
 
     async def list(
-        self, resource: Resource, namespace: str | None, labels: Mapping[str, str] | None = None
+        self,
+        resource: Resource,
+        namespace: str | None,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
-        """All objects with these labels, each with apiVersion and kind; a missing kind is NotFound."""
+        """All objects with these labels and fields (as field selectors name them), each with apiVersion and
+        kind; a missing kind is NotFound."""
         ...
 
     async def apply(

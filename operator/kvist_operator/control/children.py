@@ -24,8 +24,8 @@ from kvist_operator.control.changes import (
     owned,
     rendered_hash,
 )
-from kvist_operator.control.conditions import Problem
 from kvist_operator.control.errors import Conflict, Invalid
+from kvist_operator.control.problems import Problem
 from kvist_operator.control.resources import (
     DEPLOYMENTS,
     SECRETS,

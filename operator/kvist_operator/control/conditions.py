@@ -14,11 +14,12 @@ from typing import Any, Final
 
 from kvist_operator.control import reasons
 from kvist_operator.control.pods import Pod
+from kvist_operator.control.problems import Problem, found_problems, idle_routers, shut_gates, why_shut
 from kvist_operator.control.resources import STATEFUL_SETS, Object
 from kvist_operator.control.rollout import Action, Decision
 from kvist_operator.control.snapshot import Snapshot, observed
 from kvist_operator.control.views import RouterView
-from kvist_operator.render.kube.meta import ENGINE, ROUTER
+from kvist_operator.render.kube.meta import ENGINE, REDIS, ROUTER, name_of
 
 MAX_MESSAGE: Final = 1024
 _AT_ZERO: Final = "engine.replicas is 0: raise it to serve"
@@ -64,19 +65,11 @@ class Condition:
         }
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Something that a person has to do, found while the spec was carried out."""
-
-    reason: str
-    message: str
-
-
 def evaluate(snapshot: Snapshot, decision: Decision, problems: Iterable[Problem] = ()) -> list[Condition]:
     """All conditions, in the order of `Type`."""
     engines, backend = _engines(snapshot), _backend(snapshot)
     router, aware = _router(snapshot), _cache_aware(snapshot)
-    degraded = _degraded([*problems, *_found_problems(snapshot, decision, backend)])
+    degraded = _degraded([*problems, *_problems(snapshot, decision, backend)])
     ready = _ready(snapshot, router)
     return [ready, engines, backend, router, aware, _progressing(decision, snapshot), degraded]
 
@@ -104,6 +97,9 @@ def _engines(snapshot: Snapshot) -> Condition:
         return Condition(
             Type.ENGINES, False, reasons.OLD_REVISION, f"{counts}; to be replaced: {_names(old)}"
         )
+    shut = shut_gates(snapshot)
+    if shut:
+        return Condition(Type.ENGINES, False, *_of(why_shut(snapshot, shut[0]), f"{counts}; "))
     waiting = [pod.name for pod in current if not pod.ready]
     reason = reasons.SOME_NOT_READY if ready else reasons.NONE_READY
     return Condition(Type.ENGINES, False, reason, counts + _look(waiting))
@@ -113,19 +109,33 @@ def _backend(snapshot: Snapshot) -> Condition:
     remote = snapshot.cluster.spec.cache.remote
     if remote.redis is None and remote.object_store is None:
         return Condition(Type.BACKEND, True, reasons.NOT_CONFIGURED, "no shared tier is configured")
-    lost = _lost_tier(snapshot)
+    missing = _missing_redis(snapshot)
+    if missing and _never_was(snapshot, Type.BACKEND):
+        return Condition(Type.BACKEND, False, reasons.STARTING, missing)
+    lost = _lost_tier(snapshot) or missing
     if lost:
         return Condition(Type.BACKEND, False, reasons.BACKEND_LOST, lost)
-    if remote.redis is not None and remote.redis.managed is not None:
-        found = snapshot.child((STATEFUL_SETS, f"{snapshot.name}-redis"))
-        ready = (found.get("status") or {}).get("readyReplicas", 0) if found is not None else 0
-        wanted = remote.redis.managed.replicas
-        counts = f"{ready} of {wanted} Redis pods are ready"
-        if ready < wanted:
-            return Condition(Type.BACKEND, False, reasons.BACKEND_LOST, counts)
     if not snapshot.tiers:
         return Condition(Type.BACKEND, None, reasons.NOT_ASKED, "no agent could be asked")
     return Condition(Type.BACKEND, True, reasons.REACHABLE, "the shared tier answers")
+
+
+def _missing_redis(snapshot: Snapshot) -> str:
+    """How many pods the managed Redis lacks; empty when it is whole, or somebody else's."""
+    redis = snapshot.cluster.spec.cache.remote.redis
+    if redis is None or redis.managed is None:
+        return ""
+    found = snapshot.child((STATEFUL_SETS, name_of(snapshot.cluster, REDIS)))
+    ready = (found.get("status") or {}).get("readyReplicas", 0) if found is not None else 0
+    wanted = redis.managed.replicas
+    return f"{ready} of {wanted} Redis pods are ready" if ready < wanted else ""
+
+
+def _never_was(snapshot: Snapshot, kind: Type) -> bool:
+    """Whether the condition waits for a first time, as after the making of a cluster."""
+    listed = (snapshot.raw.get("status") or {}).get("conditions") or ()
+    before = next((item["reason"] for item in listed if item["type"] == str(kind)), "")
+    return before in ("", reasons.STARTING, reasons.NOT_CONFIGURED)
 
 
 def _lost_tier(snapshot: Snapshot) -> str:
@@ -186,20 +196,29 @@ def _ready(snapshot: Snapshot, router: Condition) -> Condition:
         message = f"to be replaced: {_names(old)}" if old else "engines of this generation are to come"
         return Condition(Type.READY, False, reasons.OLD_REVISION, message)
     if not serving:
+        shut = shut_gates(snapshot)
+        if shut:
+            return Condition(Type.READY, False, *_of(why_shut(snapshot, shut[0])))
         message = "no engine is ready" + _look([pod.name for pod in engines.pods])
         return Condition(Type.READY, False, reasons.NONE_READY, message)
     if not router.status:
         return Condition(Type.READY, False, router.reason, router.message)
-    views = [snapshot.views.get(pod.name, RouterView("")) for pod in snapshot.of(ROUTER) if pod.ready]
+    return _routed(snapshot)
+
+
+def _routed(snapshot: Snapshot) -> Condition:
+    """The Service may choose any ready router, so each that answers has to route."""
     model = snapshot.cluster.served_name
+    ready = [pod for pod in snapshot.of(ROUTER) if pod.ready and not pod.terminating]
+    views = [snapshot.views.get(pod.name, RouterView("it was not asked")) for pod in ready]
+    idle = idle_routers(snapshot, model)
+    if idle:
+        message = f"{_names(idle)} sends requests for {model} to no engine"
+        return Condition(Type.READY, False, reasons.NO_ROUTE, message)
     if any(view.routes(model) for view in views):
         return Condition(Type.READY, True, reasons.SERVING)
-    silent = next((view.silent for view in views if view.silent), "")
-    if silent:
-        return Condition(Type.READY, False, reasons.ROUTER_SILENT, silent)
-    return Condition(
-        Type.READY, False, reasons.NO_ROUTE, f"no router sends requests for {model} to an engine"
-    )
+    silent = next((view.silent for view in views if view.silent), "no router is ready to be asked")
+    return Condition(Type.READY, False, reasons.ROUTER_SILENT, silent)
 
 
 def _progressing(decision: Decision, snapshot: Snapshot) -> Condition:
@@ -215,28 +234,15 @@ def _degraded(problems: list[Problem]) -> Condition:
     return Condition(Type.DEGRADED, True, problems[0].reason, problems[0].message + more)
 
 
-def _found_problems(snapshot: Snapshot, decision: Decision, backend: Condition) -> Iterator[Problem]:
-    for missing in snapshot.missing_secrets:
-        yield Problem(reasons.SECRET_MISSING, missing)
+def _problems(snapshot: Snapshot, decision: Decision, backend: Condition) -> Iterator[Problem]:
     if decision.reason == reasons.STALLED:
         yield Problem(reasons.STALLED, decision.message)
-    for pod in snapshot.of(ENGINE):
-        if pod.broken:
-            yield Problem(reasons.ENGINE_BROKEN, f"{pod.name}: {pod.broken}")
-    for pod in snapshot.of(ROUTER):
-        if pod.broken:
-            yield Problem(reasons.ROUTER_BROKEN, f"{pod.name}: {pod.broken}")
-    if backend.status is False:
-        yield Problem(reasons.BACKEND_LOST, backend.message)
-    for scaler in snapshot.autoscalers:
-        yield from _scaler_problems(scaler)
+    lost = backend.status is False and backend.reason == reasons.BACKEND_LOST
+    yield from found_problems(snapshot, backend.message if lost else "")
 
 
-def _scaler_problems(scaler: Object) -> Iterator[Problem]:
-    for item in (scaler.get("status") or {}).get("conditions") or ():
-        if item["type"] in ("AbleToScale", "ScalingActive") and item["status"] == "False":
-            name, why = scaler["metadata"]["name"], item.get("message") or item.get("reason")
-            yield Problem(reasons.AUTOSCALER_FAILING, f"HorizontalPodAutoscaler {name}: {why}")
+def _of(problem: Problem, before: str = "") -> tuple[str, str]:
+    return problem.reason, before + problem.message
 
 
 def _current(pod: Pod, revision: str) -> bool:

@@ -29,10 +29,14 @@ class FencedApi:
         return await self._inner.get(resource, namespace, name)
 
     async def list(
-        self, resource: Resource, namespace: str | None, labels: Mapping[str, str] | None = None
+        self,
+        resource: Resource,
+        namespace: str | None,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
         """As Api."""
-        return await self._inner.list(resource, namespace, labels)
+        return await self._inner.list(resource, namespace, labels, fields)
 
     async def apply(
         self, resource: Resource, obj: Object, *, subresource: str = "", dry_run: bool = False

@@ -30,6 +30,7 @@ from kvist_operator.control.resources import (
 from kvist_operator.control.rollout import Drain
 from kvist_operator.control.secret_values import read_secrets
 from kvist_operator.control.snapshot import Snapshot
+from kvist_operator.control.uncreated import creation_failures
 from kvist_operator.control.views import RouterView
 from kvist_operator.render.kube import control_token
 from kvist_operator.render.kube.meta import ENGINE, LABEL_COMPONENT, ROUTER
@@ -83,6 +84,7 @@ class Gatherer:
             missing_secrets=found.missing,
             env_secrets=found.env,
             tiers=await ask_tiers(self._programs, cluster, pods, token),
+            failures=await creation_failures(self._api, namespace, children.values(), listed_pods),
             token=token,
         )
 

@@ -14,6 +14,9 @@ REVISION_LABEL: Final = "controller-revision-hash"
 # A deleted pod that is still there this long after its grace period has lost its node: nothing waits for it.
 STUCK_SECONDS: Final = 60.0
 RESTARTS: Final = 3
+# Longer than volumes and network take; longer than an image of a model server takes to be pulled.
+MOUNT_SECONDS: Final = 180.0
+CREATE_SECONDS: Final = 900.0
 
 _CRASHING: Final = "CrashLoopBackOff"
 _PULLING: Final = frozenset({"ImagePullBackOff", "ErrImagePull"})
@@ -28,6 +31,8 @@ _REMEDIES: Final = {
     "Unschedulable": "add a node that fits, or ask for less in resources",
     "OOMKilled": "raise its memory limit",
     "Failed": "read its log and kubectl describe pod",
+    "NotStarted": "kubectl describe pod names the volume or the network that it waits for",
+    "NotCreated": "kubectl describe pod tells whether its image is still being pulled",
 }
 
 
@@ -44,6 +49,7 @@ class Pod:
     terminating: bool = False
     stuck: bool = False  # terminating for longer than anything can take
     broken: str = ""
+    since: datetime.datetime | None = None  # when `serving` became what it is, or the pod was made
     gate: bool | None = None  # readiness gate of the operator: open, shut, or none asked for
     address: str = ""
     component: str = ""
@@ -69,7 +75,8 @@ def pod_of(obj: Object, component: str, now: datetime.datetime) -> Pod:
         serving=_true(conditions, "ContainersReady"),
         terminating=deleted is not None,
         stuck=deleted is not None and (now - parse_time(deleted)).total_seconds() > STUCK_SECONDS,
-        broken="" if deleted is not None else _broken(status, conditions),
+        broken="" if deleted is not None else _broken(status, conditions, now),
+        since=_since(conditions.get("ContainersReady", {}), meta),
         gate=_true(conditions, READINESS_GATE) if READINESS_GATE in gates else None,
         address=status.get("podIP") or "",
         component=component,
@@ -96,14 +103,42 @@ def _ports(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from container.get("ports") or ()
 
 
-def _broken(status: Mapping[str, Any], conditions: Mapping[str, Any]) -> str:
+def _since(condition: Mapping[str, Any], meta: Mapping[str, Any]) -> datetime.datetime | None:
+    text = condition.get("lastTransitionTime") or meta.get("creationTimestamp")
+    return parse_time(text) if text else None
+
+
+def _broken(status: Mapping[str, Any], conditions: Mapping[str, Any], now: datetime.datetime) -> str:
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("reason") == "Unschedulable":
         return _told("Unschedulable", "no node takes it", scheduled.get("message"))
     if status.get("phase") == "Failed":
         return _told(status.get("reason") or "Failed", "it ended", status.get("message"))
     listed = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
-    return next((found for container in listed if (found := _container(container))), "")
+    found = next((found for container in listed if (found := _container(container))), "")
+    return found or _unstarted(conditions, listed, now)
+
+
+def _unstarted(
+    conditions: Mapping[str, Any], containers: tuple[Mapping[str, Any], ...], now: datetime.datetime
+) -> str:
+    """Why a pod that has its node does not start; kubelet says no more than that it waits."""
+    began = conditions.get("PodScheduled", {}).get("lastTransitionTime")
+    waited = (now - parse_time(began)).total_seconds() if began else 0.0
+    sandbox = conditions.get("PodReadyToStartContainers", {})
+    if sandbox.get("status") == "False" and waited > MOUNT_SECONDS:
+        return _told(
+            "NotStarted", f"its volumes or its network are not there after {MOUNT_SECONDS:.0f} s", None
+        )
+    creating = [container["name"] for container in containers if _waits_for(container) == "ContainerCreating"]
+    if creating and waited > CREATE_SECONDS:
+        what = f"container {creating[0]} is not created after {CREATE_SECONDS / 60:.0f} minutes"
+        return _told("NotCreated", what, None)
+    return ""
+
+
+def _waits_for(container: Mapping[str, Any]) -> str:
+    return str(((container.get("state") or {}).get("waiting") or {}).get("reason") or "")
 
 
 def _container(container: Mapping[str, Any]) -> str:

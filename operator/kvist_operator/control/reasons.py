@@ -43,6 +43,8 @@ NAME_TAKEN: Final = "NameTaken"
 SECRET_MISSING: Final = "SecretMissing"
 ENGINE_BROKEN: Final = "EngineBroken"
 ROUTER_BROKEN: Final = "RouterBroken"
+REDIS_BROKEN: Final = "RedisBroken"
+PODS_REFUSED: Final = "PodsRefused"
 STALLED: Final = "Stalled"
 AUTOSCALER_FAILING: Final = "AutoscalerFailing"
 INTERNAL: Final = "InternalError"
@@ -88,6 +90,8 @@ MEANING: Final[Mapping[str, str]] = {
     SECRET_MISSING: "A Secret or a key in it that the spec names is not there. Create it.",
     ENGINE_BROKEN: "An engine pod will not become ready by waiting. The message has the container's reason.",
     ROUTER_BROKEN: "A router pod will not become ready by waiting. The message has the container's reason.",
+    REDIS_BROKEN: "A Redis pod will not become ready by waiting. The message has the container's reason.",
+    PODS_REFUSED: "A program gets no pods: a quota, Pod Security, a missing account; the message says which.",
     STALLED: "Pods of the new revision are broken; old ones serve on. Correct or revert the spec.",
     AUTOSCALER_FAILING: "A HorizontalPodAutoscaler of the cluster says that it cannot scale.",
     INTERNAL: "The operator met a state it does not know. Its log has the trace; it tries again.",
@@ -116,6 +120,8 @@ REMEDY: Final[Mapping[str, str]] = {
     SECRET_MISSING: "create it, or let the operator read it; nothing else has to be done",
     ENGINE_BROKEN: "once the spec is corrected such pods are replaced first",
     ROUTER_BROKEN: "once the spec is corrected the Deployment replaces it",
+    REDIS_BROKEN: "engines go on with local tiers; delete the pod once the cause is mended",
+    PODS_REFUSED: "mend what is named, in the namespace or in podTemplate; it is tried again by itself",
     STALLED: "pods of the old revision serve on; correct or revert the spec",
     AUTOSCALER_FAILING: "see kubectl describe hpa; until then the number stays as it is",
     INTERNAL: "it is tried again; report it with the trace in the operator's log",

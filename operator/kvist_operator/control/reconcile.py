@@ -22,12 +22,13 @@ from kvist_operator.control.acts import Acts, opened
 from kvist_operator.control.api import Api, Key
 from kvist_operator.control.changes import ChildKey, Left
 from kvist_operator.control.children import Children, Written
-from kvist_operator.control.conditions import Condition, Problem, Type, blocked, evaluate
+from kvist_operator.control.conditions import Condition, Type, blocked, evaluate
 from kvist_operator.control.errors import Forbidden, Invalid, NotFound, OperatorError
 from kvist_operator.control.gather import Gatherer
 from kvist_operator.control.journal import Journal
 from kvist_operator.control.news import news
 from kvist_operator.control.parting import Parting
+from kvist_operator.control.problems import Problem
 from kvist_operator.control.resources import CLUSTERS, Object
 from kvist_operator.control.rollout import Action, Decision, decide
 from kvist_operator.control.secret_values import mark_pods

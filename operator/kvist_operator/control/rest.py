@@ -64,12 +64,17 @@ class RestApi:
             return None
 
     async def list(
-        self, resource: Resource, namespace: str | None, labels: Mapping[str, str] | None = None
+        self,
+        resource: Resource,
+        namespace: str | None,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
         """As Api."""
         query = {"limit": PAGE}
-        if labels:
-            query["labelSelector"] = ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
+        for selector, wanted in (("labelSelector", labels), ("fieldSelector", fields)):
+            if wanted:
+                query[selector] = ",".join(f"{name}={value}" for name, value in sorted(wanted.items()))
         found: list[Object] = []
         while True:
             page = await self._call("GET", resource.path(namespace), query)

@@ -32,6 +32,7 @@ class Snapshot:
     tiers: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict
     )  # by engine pod: problems of shared tiers
+    failures: Mapping[str, str] = field(default_factory=dict)  # by StatefulSet: why it gets no pods
     token: str = field(default="", repr=False)  # of the agents, read only where they are asked
 
     @property

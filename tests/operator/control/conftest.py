@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,6 +67,8 @@ class FakePrograms:
         self.drained: set[str] = set()
         self.no_agent: set[str] = set()
         self.tokens: list[str] = []
+        self.idle_routers: set[str] = set()
+        self.feed_problem = ""
         self.redis_problems: dict[str, str] = {}
         self.cleared: list[tuple[str, str, bool]] = []  # pod, token, whether the shared tiers
         self.clear_fails: dict[str, str] = {}
@@ -73,8 +76,9 @@ class FakePrograms:
     async def router(self, pod: Pod) -> RouterView:
         if self.silent:
             raise NoAnswer(self.silent)
+        view = ReplicaView(True, self.mirror, models=(MODEL,), problem=self.feed_problem)
         replicas = {
-            name: ReplicaView(True, self.mirror, name in self.draining, models=(MODEL,))
+            name: replace(view, draining=name in self.draining, listed=pod.name not in self.idle_routers)
             for name, obj in self._world.pods("engine").items()
             if condition(obj, "ContainersReady") == "True"
         }
@@ -121,6 +125,7 @@ class World:
         self.reconciler = Reconciler(self.api, gatherer, acts, parting, journal, self.context, self.clock)
         self.broken_revisions: set[str] = set()
         self.started = True  # containers become ready as soon as they exist
+        self.refusal = ""  # why the API server makes no pods
         self.key = Key(NAMESPACE, NAME)
 
     # ---- a person
@@ -154,7 +159,7 @@ class World:
 
     def delete(self) -> None:
         """As `kubectl delete --wait=false` does."""
-        self.server.ask_to_go(CLUSTERS, NAMESPACE, NAME, self.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ"))
+        self.server.ask_to_go(CLUSTERS, NAMESPACE, NAME, self.stamp())
 
     @property
     def exists(self) -> bool:
@@ -231,10 +236,16 @@ class World:
         count = obj["spec"].get("replicas", 1)
         status = {"replicas": count, "updatedReplicas": count, "readyReplicas": ready}
         status["observedGeneration"] = obj["metadata"]["generation"]
+        if self.refusal:
+            failure = {"type": "ReplicaFailure", "status": "True", "message": self.refusal}
+            status["conditions"] = [failure]
         self.server.put(DEPLOYMENTS, {**obj, "status": status})
 
     def _pod(self, name: str, component: str, revision: str, owner: Object) -> None:
         if self.server.read(PODS, NAMESPACE, name) is not None:
+            return
+        if self.refusal:
+            self._refuse(name, owner)
             return
         labels = {
             **cluster_labels(NAME),
@@ -250,12 +261,23 @@ class World:
                     "name": name,
                     "namespace": NAMESPACE,
                     "labels": labels,
+                    "creationTimestamp": self.stamp(),
                     "ownerReferences": [{"uid": owner["metadata"]["uid"], "controller": True}],
                 },
                 "spec": {key: spec[key] for key in ("readinessGates", "containers") if key in spec},
                 "status": {"podIP": "10.0.0.1"},
             },
         )
+
+    def _refuse(self, name: str, owner: Object) -> None:
+        event = {
+            "metadata": {"name": f"{name}.refused", "namespace": NAMESPACE},
+            "involvedObject": {"uid": owner["metadata"]["uid"], "name": owner["metadata"]["name"]},
+            "reason": "FailedCreate",
+            "message": self.refusal,
+            "lastTimestamp": self.stamp(),
+        }
+        self.server.put(EVENTS, event)
 
     def _kubelet(self, pod: Object) -> None:
         revision = pod["metadata"]["labels"]["controller-revision-hash"]
@@ -265,11 +287,24 @@ class World:
         opened = all(condition(pod, gate) == "True" for gate in gates)
         fresh = {"ContainersReady": str(serving), "Ready": str(serving and opened)}
         kept = [c for c in pod["status"].get("conditions", []) if c["type"] not in fresh]
-        conditions = kept + [{"type": kind, "status": status} for kind, status in fresh.items()]
+        conditions = kept + [
+            {"type": kind, "status": status, "lastTransitionTime": self._since(pod, kind, status)}
+            for kind, status in fresh.items()
+        ]
         waiting = {"name": "engine", "ready": False, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
         containers = [waiting] if broken else []
         status = {**pod["status"], "conditions": conditions, "containerStatuses": containers}
         self.server.put(PODS, {**pod, "status": status})
+
+    def _since(self, pod: Object, kind: str, status: str) -> str:
+        for item in pod["status"].get("conditions", ()):
+            if (item["type"], item["status"]) == (kind, status):
+                return str(item["lastTransitionTime"])
+        return self.stamp()
+
+    def stamp(self) -> str:
+        """Now, as the API server writes it."""
+        return self.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def condition(pod: Object, kind: str) -> str:

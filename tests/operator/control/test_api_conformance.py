@@ -99,6 +99,8 @@ async def test_lists_hold_whole_objects_with_the_labels(bed: Bed) -> None:
         await bed.api.apply(CONFIG_MAPS, bed.make(CONFIG_MAPS, name, metadata={"labels": {"color": color}}))
     found = await bed.api.list(CONFIG_MAPS, bed.namespace, {"color": "red"})
     assert [(o["kind"], o["apiVersion"], o["metadata"]["name"]) for o in found] == [("ConfigMap", "v1", "a")]
+    named = await bed.api.list(CONFIG_MAPS, bed.namespace, fields={"metadata.name": "b"})
+    assert [obj["metadata"]["name"] for obj in named] == ["b"]
     everywhere = await bed.api.list(CONFIG_MAPS, None, {"color": "blue"})
     assert "b" in {obj["metadata"]["name"] for obj in everywhere}
 

@@ -53,6 +53,8 @@ async def life(world: Any) -> set[Call]:
     """The calls from the creation of a cluster with everything to its deletion."""
     clear = {"remote": {"redis": {"urls": ["redis://cache:6379"]}, "whenDeleted": "Clear"}}
     world.apply(engine={"replicas": 2}, router={"autoscaling": {"maxReplicas": 4}}, cache=clear)
+    await world.turn()
+    await world.turn()  # its controllers were not there yet: why has it no pods?
     await world.settle()
     world.apply(engine={"replicas": 2, "shmSize": "1Gi"})
     await world.settle()

@@ -54,7 +54,11 @@ class FakeApi:
         return copy.deepcopy(found)
 
     async def list(
-        self, resource: Resource, namespace: str | None, labels: Mapping[str, str] | None = None
+        self,
+        resource: Resource,
+        namespace: str | None,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
         """As Api."""
         self._served(resource)
@@ -62,6 +66,7 @@ class FakeApi:
             copy.deepcopy(obj)
             for (kind, place, _), obj in sorted(self._objects.items())
             if kind == resource and namespace in (None, place) and _matches(obj, labels or {})
+            if all(_field(obj, path) == value for path, value in (fields or {}).items())
         ]
 
     async def apply(
@@ -283,6 +288,13 @@ def _without_versions(obj: Object) -> Object:
 def _matches(obj: Object, labels: Mapping[str, str]) -> bool:
     own: Mapping[str, Any] = obj["metadata"].get("labels") or {}
     return all(own.get(name) == value for name, value in labels.items())
+
+
+def _field(obj: Object, path: str) -> Any:
+    found: Any = obj
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
 
 
 def _owned_by(obj: Object, uid: str) -> bool:
