@@ -44,16 +44,26 @@ class Outcome:
 
 
 class Load(AbstractContextManager["Load"]):
-    """Clients that ask one request after another; each takes the next prompt in turn."""
+    """Clients that ask one request after another; each takes the next prompt in turn.
+
+    `patience`: seconds a client waits for a word, and the end of the load for its clients.
+    """
 
     def __init__(
-        self, client: Client, asked: Sequence[str], clients: int = 2, tokens: int = TOKENS, pause: float = 0.5
+        self,
+        client: Client,
+        asked: Sequence[str],
+        clients: int = 2,
+        tokens: int = TOKENS,
+        pause: float = 0.5,
+        patience: float = 300.0,
     ) -> None:
         self._client = client
         self._prompts = itertools.cycle(asked)
         self._window = 2 * len(asked)
         self._tokens = tokens
         self._pause = pause
+        self._patience = patience
         self._outcomes: list[Outcome] = []
         self._running = 0
         self._lock = threading.Lock()
@@ -70,7 +80,7 @@ class Load(AbstractContextManager["Load"]):
     ) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(120)
+            thread.join(self._patience)
 
     def outcomes(self) -> tuple[Outcome, ...]:
         """All so far, in the order of their ends."""
@@ -133,7 +143,7 @@ class Load(AbstractContextManager["Load"]):
 
     def _one(self, prompt: str) -> Outcome:
         try:
-            answer = self._client.complete(prompt, self._tokens, seconds=300)
+            answer = self._client.complete(prompt, self._tokens, seconds=self._patience)
         except (BedError, OSError, http.client.HTTPException) as error:
             return Outcome(prompt, time.monotonic(), failure=f"{type(error).__name__}: {error}")
         return Outcome(

@@ -22,6 +22,8 @@ pytestmark = [
 ]
 # Longer than the drain may take, so that the answers run while the cluster goes.
 LONG = 512
+# Clients hear nothing more once the Service is gone.
+PATIENCE = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +80,7 @@ def test_while_an_engine_leaves(
 ) -> None:
     with served(kubectl, place, cache_cluster(name), tmp_path) as cluster:
         cluster.settled()
-        with Load(cluster.client(), prompts(("oak",)), clients=2, tokens=LONG) as load:
+        with Load(cluster.client(), prompts(("oak",)), clients=2, tokens=LONG, patience=PATIENCE) as load:
             until("requests run", lambda: load.running() == 2, 60)
             mark = cluster.story.mark()
             cluster.patch({"spec": {"engine": change}})
