@@ -1,12 +1,15 @@
-"""A client of a cluster's router: plain HTTP from the machine through the Service."""
+"""Clients of a cluster's router, from the machine through the Service: plain HTTP and the OpenAI SDK."""
 
 from __future__ import annotations
 
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import openai
 
 from testbed.bed import BedError
 from testbed.kube import Kubectl
@@ -53,14 +56,34 @@ class Client:
                 said, headers = json.load(answer), answer.headers
         except urllib.error.HTTPError as error:
             raise BedError(f"the router answered {error.code}: {error.read(2000).decode()}") from error
-        return Answer(
-            said["choices"][0]["text"],
-            headers["x-kvist-request-id"],
-            headers["x-kvist-replica"],
-            int(headers.get("x-kvist-predicted-tokens") or 0),
-            said["usage"]["prompt_tokens"],
-            (said["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
-        )
+        return answered(said["choices"][0]["text"], headers, said["usage"])
+
+    def chat(self, content: str = PROMPT, tokens: int = 8, seconds: float = 120) -> Answer:
+        """A greedy answer by the OpenAI SDK, which raises an error of its own."""
+        with openai.OpenAI(
+            base_url=f"{self.base}/v1", api_key="unused", max_retries=0, timeout=seconds
+        ) as sdk:
+            raw = sdk.chat.completions.with_raw_response.create(
+                model=self.model,
+                messages=[{"role": "user", "content": content}],
+                max_tokens=tokens,
+                temperature=0,
+            )
+            said = raw.parse()
+        usage = said.usage.model_dump() if said.usage is not None else {}
+        return answered(said.choices[0].message.content or "", raw.headers, usage)
+
+
+def answered(text: str, headers: Mapping[str, str], usage: Mapping[str, Any]) -> Answer:
+    """From what the router and the engine said."""
+    return Answer(
+        text,
+        headers["x-kvist-request-id"],
+        headers["x-kvist-replica"],
+        int(headers.get("x-kvist-predicted-tokens") or 0),
+        usage["prompt_tokens"],
+        (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+    )
 
 
 def service_client(kubectl: Kubectl, namespace: str, cluster: str, model: str) -> Client:

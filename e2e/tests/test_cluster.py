@@ -7,6 +7,7 @@ import yaml
 
 from testbed.client import decision, service_client
 from testbed.kube import Kubectl
+from testbed.load import prompts
 from testbed.release import Helm, refusals, released
 from testbed.scenario import SERVED, cache_cluster
 from testbed.waiting import until
@@ -27,23 +28,32 @@ def shared_memory(kubectl: Kubectl, namespace: str, container: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("shmem "))
 
 
+def wait_for(kubectl: Kubectl, namespace: str, condition: str) -> None:
+    """As a person does."""
+    kubectl("wait", "cc/demo", f"--namespace={namespace}", f"--for=condition={condition}", "--timeout=600s",
+            seconds=610)  # fmt: skip
+
+
 def test_apply_ready_warm_hit_delete(kubectl: Kubectl, machine_folders: str) -> None:
     namespace = machine_folders
     with released(Helm(kubectl), namespace):
         kubectl(
-            "apply", f"--namespace={namespace}", "--filename=-", stdin=yaml.safe_dump(cache_cluster("demo"))
-        )
-        kubectl("wait", "cc/demo", f"--namespace={namespace}", "--for=condition=Ready", "--timeout=600s",
-                seconds=610)  # fmt: skip
+            "apply", f"--namespace={namespace}", "--filename=-",
+            stdin=yaml.safe_dump(cache_cluster("demo", replicas=2)),
+        )  # fmt: skip
+        wait_for(kubectl, namespace, "Ready")
         # Ready means that a request succeeds: the first one does.
         client = service_client(kubectl, namespace, "demo", SERVED)
-        cold, warm = client.complete(), client.complete()
-        assert cold.text == warm.text
-        assert cold.predicted == 0
-        assert warm.predicted >= 512
-        assert warm.replica == "demo-engine-0"
-        actual = decision(kubectl, namespace, "demo", warm.request)["actual"]
-        assert sum(actual["hit_tokens"].values()) >= 512
+        assert client.chat("Which tree bears acorns?").tokens > 0
+        wait_for(kubectl, namespace, "EnginesReady")
+        for prompt in prompts():
+            cold, warm = client.chat(prompt), client.chat(prompt)
+            assert cold.text == warm.text
+            assert cold.predicted == 0
+            # Of two engines the one that has it.
+            assert (warm.predicted >= 512, warm.replica) == (True, cold.replica)
+            actual = decision(kubectl, namespace, "demo", warm.request)["actual"]
+            assert sum(actual["hit_tokens"].values()) >= 512
         # The agent touches the arena first, so it pays for it, not the engine.
         assert shared_memory(kubectl, namespace, "agent") >= ARENA
         assert shared_memory(kubectl, namespace, "engine") < ARENA
