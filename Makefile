@@ -102,6 +102,7 @@ $(ENV)/.installed: $(LOCK) pyproject.toml | $(ENV)/bin/python
 	  $(UV) pip install --python $(RUN)/python --no-deps --require-hashes -r $(LOCK)
 	  $(UV) pip install --quiet --python $(RUN)/python --no-deps --no-build-isolation --editable .
 	  echo "$$want" > $@
+	  echo "setup: done; next: make demo (ten minutes, two real engines) or make test"
 	else
 	  touch $@
 	fi

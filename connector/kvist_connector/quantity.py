@@ -71,4 +71,9 @@ def format_bytes(size: float) -> str:
     return f"{size:.0f} B"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 chunk`, `2 chunks`; thousands with commas."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 Quantity = Annotated[int, BeforeValidator(parse_quantity), Field(ge=0)]

@@ -74,6 +74,7 @@ def program_parser(prog: str, description: str, epilog: str, version: str) -> ar
     """The command line of a program; `add_flags` adds its settings."""
     parser = argparse.ArgumentParser(
         prog=prog,
+        usage="%(prog)s [--config FILE] [--SETTING VALUE ...]",
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -82,8 +83,11 @@ def program_parser(prog: str, description: str, epilog: str, version: str) -> ar
     return parser
 
 
-def add_flags(parser: argparse.ArgumentParser, cls: type[BaseModel]) -> None:
-    """A flag for every field, `--config FILE` and `--print-config`; no abbreviations."""
+def add_flags(parser: argparse.ArgumentParser, cls: type[BaseModel], env_prefix: str = "") -> None:
+    """A flag for every field, `--config FILE` and `--print-config`; no abbreviations.
+
+    With a prefix the help names the environment variable of each too.
+    """
     parser.allow_abbrev = False
     parser.add_argument(
         "--config", metavar="FILE", type=Path, help="YAML file with the same names as the flags"
@@ -93,8 +97,15 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[BaseModel]) -> None:
     )
     for name, field in field_names(cls):
         text = (field.description or "").replace("%", "%%")
+        if env_prefix:
+            text += f" [{variable_of(name, env_prefix)}]"
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, dest=f"field:{name}", metavar="VALUE", default=None, help=text)
+
+
+def variable_of(name: str, env_prefix: str) -> str:
+    """The environment variable of a setting by its dotted name."""
+    return env_prefix + name.upper().replace(".", "__")
 
 
 def load(cls: type[S], arguments: argparse.Namespace, environment: Mapping[str, str], env_prefix: str) -> S:

@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         _EXAMPLES,
         f"kvist {version('kvist')}",
     )
-    add_flags(parser, OperatorSettings)
+    add_flags(parser, OperatorSettings, names.ENV_OPERATOR)
     return parser
 
 

@@ -52,12 +52,14 @@ from kvist_router.tokens.tokenizer import ModelTokenizer
 _log = logging.getLogger(__name__)
 
 _EXAMPLES = """examples:
-  python -m kvist_router --replica http://127.0.0.1:8100,agent=http://127.0.0.1:8200,name=a \\
+  kvist router --replica http://127.0.0.1:8100,agent=http://127.0.0.1:8200,name=a \\
       --replica http://127.0.0.1:8101,agent=http://127.0.0.1:8201,name=b --model.path MODEL_FOLDER
-  python -m kvist_router --replica http://engine-0:8000 --replica http://engine-1:8000   # unmodified vLLM
-  python -m kvist_router --replicas-file replicas.yaml --port 8080
-  python -m kvist_router --config router.yaml --print-config
-"""
+  kvist router --replica http://engine-0:8000 --replica http://engine-1:8000     # unmodified vLLM
+  kvist router --replicas-file replicas.yaml --port 8080
+  kvist router --config router.yaml --print-config
+
+A flag wins over its environment variable (in brackets), a variable over the file.
+`kvist-router` and `python -m kvist_router` are the same program."""
 
 
 def run(arguments: list[str]) -> int:
@@ -81,7 +83,7 @@ def run(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = program_parser(
-        "kvist-router",
+        "kvist router",
         "OpenAI-compatible endpoint that sends each request where it will answer first.",
         _EXAMPLES,
         f"kvist {version('kvist')}",
@@ -93,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="URL[,agent=URL][,name=NAME]",
         help="an engine; may be repeated",
     )
-    add_flags(parser, RouterSettings)
+    add_flags(parser, RouterSettings, names.ENV_ROUTER)
     return parser
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp
 from kvist_connector.errors import ConfigError
 
 BACKLOG = 2048
+_log = logging.getLogger(__name__)
 
 
 class _Server(uvicorn.Server):
@@ -84,6 +86,7 @@ class Servers:
             self._on_stop()
             loop = asyncio.get_running_loop()
             self._grace = loop.call_later(self._grace_seconds, self._close)
+            _log.info("stopping: requests are taken for %g s more", self._grace_seconds)
             if self._grace_seconds > 0:
                 return
         self._grace.cancel()
@@ -91,6 +94,8 @@ class Servers:
 
     def _close(self) -> None:
         """Drain; the second call ends running answers at once."""
+        again = any(server.should_exit for server, _ in self._servers)
+        _log.info("ending running answers" if again else "closed: running answers may end")
         for server, _ in self._servers:
             server.force_exit = server.should_exit
             server.should_exit = True
@@ -106,6 +111,7 @@ def _config(app: ASGIApp, drain_seconds: float) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         log_config=None,
+        log_level="warning",  # of uvicorn's own lines, which there would be twice
         server_header=False,
         date_header=False,
         timeout_keep_alive=75,

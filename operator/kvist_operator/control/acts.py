@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
+from kvist_connector.quantity import counted
 from kvist_operator.control import reasons
 from kvist_operator.control.api import Api
 from kvist_operator.control.ask import Programs
@@ -58,7 +59,7 @@ class Acts:
         """The pod's part of a decision; replicas are part of what is rendered."""
         raw, pod = snapshot.raw, decision.pod
         if decision.action is Action.SCALE and snapshot.engines.replicas not in (None, decision.replicas):
-            message = f"{snapshot.engines.replicas} to {decision.replicas} engines"
+            message = f"{snapshot.engines.replicas} to {counted(decision.replicas, 'engine')}"
             await self._journal.tell(raw, reasons.SCALED, message)
         if pod is None:
             return

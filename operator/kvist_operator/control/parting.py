@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from kvist_connector.quantity import counted
 from kvist_operator.control import reasons
 from kvist_operator.control.api import Api
 from kvist_operator.control.ask import Programs
@@ -106,5 +107,5 @@ class Parting:
 
 
 def _told(removed: Mapping[str, int]) -> str:
-    counts = ", ".join(f"{count} chunks of {tier}" for tier, count in sorted(removed.items()))
+    counts = ", ".join(f"{counted(count, 'chunk')} of {tier}" for tier, count in sorted(removed.items()))
     return f"shared tiers were cleared: {counts or 'there are none'}"

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kvist_connector.quantity import counted
 from kvist_operator.control import reasons
 from kvist_operator.control.pods import Pod
 
@@ -77,7 +78,9 @@ def decide(engines: Engines) -> Decision:
     if kept is not None:
         return Decision(Action.UNDRAIN, grown, reasons.SCALING, f"{kept.name} stays", kept)
     if engines.desired > engines.replicas:
-        return Decision(Action.SCALE, engines.desired, reasons.SCALING, f"to {engines.desired} engines")
+        return Decision(
+            Action.SCALE, engines.desired, reasons.SCALING, f"to {counted(engines.desired, 'engine')}"
+        )
     if not engines.observed:
         return Decision(Action.WAIT, engines.replicas, reasons.STARTING, "the StatefulSet is new")
     broken = next((pod for pod in _outdated(engines) if pod.broken), None)
@@ -105,7 +108,7 @@ def _shrink(engines: Engines, replicas: int) -> Decision:
             return Decision(Action.DRAIN, replicas, reasons.DRAINING, f"{last.name} drains", last)
         if drain is Drain.RUNNING:
             return Decision(Action.WAIT, replicas, reasons.DRAINING, f"{last.name} drains")
-    return Decision(Action.SCALE, replicas - 1, reasons.SCALING, f"to {engines.desired} engines")
+    return Decision(Action.SCALE, replicas - 1, reasons.SCALING, f"to {counted(engines.desired, 'engine')}")
 
 
 def _roll(engines: Engines, replicas: int) -> Decision:
