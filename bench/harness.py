@@ -237,7 +237,7 @@ def render(name: str, result: Result) -> str:
     """The text form of a run; the headline is the last line."""
     parts = [f"bench {name}: {', '.join(f'{k} {v}' for k, v in machine().items())}"]
     parts += [_plain(table) for table in result.tables]
-    parts += [f"peer not installed: {text}" for text in result.absent]
+    parts += [f"not measured, since it is not here: {text}" for text in result.absent]
     parts += [str(goal) for goal in result.goals]
     return "\n".join([*parts, result.headline])
 

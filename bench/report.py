@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-BENCHES = ("ttft", "miss", "router", "idle", "copy")
+BENCHES = ("ttft", "miss", "router", "idle", "copy", "tiers", "operator")
 DEADLINE_SECONDS = 3600
 
 
@@ -49,10 +49,8 @@ def section(document: dict[str, Any]) -> list[str]:
     for table in document["tables"]:
         lines += ["", *markdown_table(table)]
     lines += ["", *(f"- {goal['text']}" for goal in document["goals"])] if document["goals"] else []
-    lines += (
-        ["", *(f"- peer not installed: {text}" for text in document["absent"])] if document["absent"] else []
-    )
-    return lines
+    absent = [f"- not measured, since it is not here: {text}" for text in document["absent"]]
+    return [*lines, "", *absent] if absent else lines
 
 
 def markdown_table(table: dict[str, Any]) -> list[str]:

@@ -43,7 +43,7 @@ def test_the_headline_is_the_last_line(capsys: pytest.CaptureFixture[str]) -> No
     harness.main("x", lambda _: bench(), argv=[])
     lines = capsys.readouterr().out.strip().splitlines()
     assert lines[-1] == "ratio 0.5"
-    assert "peer not installed: peer: pip install peer" in lines
+    assert "not measured, since it is not here: peer: pip install peer" in lines
 
 
 def test_json_holds_command_machine_figures_and_goals(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_the_page_shows_how_each_table_was_made() -> None:
     assert "`python -m bench.x`" in page
     assert "| ours | 1 |" in page
     assert "limit: 1" in page
-    assert "peer not installed" in page
+    assert "not measured, since it is not here" in page
 
 
 def test_every_published_bench_exists() -> None:
