@@ -230,7 +230,9 @@ class Reconciler:
     async def _tell_written(self, raw: Object, written: Written) -> None:
         for resource, name in written.repaired:
             await self._journal.tell(
-                raw, reasons.REPAIRED, f"{resource.kind} {name} was changed and set back"
+                raw,
+                reasons.REPAIRED,
+                f"{resource.kind} {name} was changed and set back; change the CacheCluster instead",
             )
         for resource, name in written.pruned:
             await self._journal.tell(raw, reasons.PRUNED, f"{resource.kind} {name} was deleted")
