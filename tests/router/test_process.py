@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import aiohttp
 import pytest
@@ -58,11 +58,13 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def process(engine: FakeEngine, *flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+async def process(
+    engine: FakeEngine, *flags: str, stderr: IO[bytes] | int = asyncio.subprocess.DEVNULL
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """A router process that is ready, and its URL."""
     port = free_port()
     command = router_command("--replica", engine.url, "--port", str(port), "--admin-port", "0", *flags)
-    child = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+    child = await asyncio.create_subprocess_exec(*command, stderr=stderr)
     url = f"http://127.0.0.1:{port}"
     try:
         async with asyncio.timeout(SECONDS), aiohttp.ClientSession() as session:
@@ -105,6 +107,17 @@ async def accepts(url: str) -> bool:
         return False
     writer.close()
     return True
+
+
+async def test_the_log_says_each_step_once(tmp_path) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        async with FakeEngine() as engine, process(engine, stderr=file) as (child, _):
+            child.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(child.wait(), SECONDS) == 0
+    text = log.read_text()
+    assert [text.count(step) for step in ("listening on", "stopping", "closed")] == [1, 1, 1]
+    assert "uvicorn" not in text.lower()
 
 
 async def test_the_drain_has_a_deadline() -> None:
@@ -198,7 +211,9 @@ def test_file_environment_and_flags_have_the_same_names_and_their_order(run_rout
 
 
 def test_help_has_examples_and_version_the_version(run_router) -> None:
-    assert "examples:" in run_router("--help").stdout
+    text = run_router("--help").stdout
+    assert "examples:\n  kvist router --replica" in text
+    assert "[KVIST_ROUTER_LIMITS__BODY_BYTES]" in text
     assert run_router("--version").stdout.startswith("kvist ")
 
 
