@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from kvist_cli.local import Event, EventKind
 
+REMIND_SECONDS: Final = 10.0
 _STYLES: Final = {
     EventKind.STARTING: "yellow",
     EventKind.READY: "green",
@@ -29,11 +31,21 @@ _BUSY: Final = (EventKind.STARTING, EventKind.RESTARTING, EventKind.STOPPING)
 
 class Progress:
     """`on_event` may be called from any thread. The table lives inside `with`, which may be entered again;
-    outside, and where there is no terminal, an event is a line. So an idle cluster draws nothing.
+    outside, and where there is no terminal, an event is a line. So an idle cluster draws nothing. Without
+    a terminal a line every `remind_seconds` inside `with` says what is waited for.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(
+        self,
+        console: Console,
+        remind_seconds: float = REMIND_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._console = console
+        self._remind_seconds = remind_seconds
+        self._clock = clock
+        self._over = threading.Event()
+        self._reminder: threading.Thread | None = None
         self._lock = threading.Lock()
         self._rows: dict[str, tuple[Event, float]] = {}
         self._live: Live | None = None
@@ -44,6 +56,10 @@ class Progress:
         if self._console.is_terminal:
             self._live = Live(get_renderable=self._table, console=self._console, refresh_per_second=8)
             self._live.start()
+        else:
+            self._over.clear()
+            self._reminder = threading.Thread(target=self._remind_for_long, name="progress", daemon=True)
+            self._reminder.start()
         return self
 
     def __exit__(
@@ -52,14 +68,32 @@ class Progress:
         if self._live is not None:
             self._live.stop()
             self._live = None
+        if self._reminder is not None:
+            self._over.set()
+            self._reminder.join()
+            self._reminder = None
 
     def on_event(self, event: Event) -> None:
         """Show what happened."""
         if event.program:
             with self._lock:
-                self._rows[event.program] = (event, time.monotonic())
+                self._rows[event.program] = (event, self._clock())
         if self._live is None or not event.program or event.kind in (EventKind.EXITED, EventKind.FAILED):
             self._console.print(_line(event), style=_STYLES.get(event.kind, ""), markup=False)
+
+    def remind(self) -> None:
+        """A line about the programs that are under way, if any."""
+        with self._lock:
+            rows = [(name, *row) for name, row in self._rows.items() if row[0].kind in _BUSY]
+        if rows:
+            parts = (
+                f"{name} {event.kind.value} ({self._clock() - since:.0f} s)" for name, event, since in rows
+            )
+            self._console.print(f"waiting: {', '.join(parts)}", style="dim", markup=False)
+
+    def _remind_for_long(self) -> None:
+        while not self._over.wait(self._remind_seconds):
+            self.remind()
 
     def _table(self) -> Group:
         table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
@@ -69,7 +103,7 @@ class Progress:
             if event.kind is EventKind.NOTE:
                 continue
             busy = event.kind in _BUSY
-            seconds = time.monotonic() - since if busy else event.seconds
+            seconds = self._clock() - since if busy else event.seconds
             table.add_row(
                 self._spinner if busy else Text("●", style=_STYLES[event.kind]),
                 name,

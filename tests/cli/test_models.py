@@ -114,3 +114,10 @@ def test_an_adapter_is_a_folder_or_named_with_its_field(tmp_path: Path) -> None:
         models.resolve_adapter(str(adapter), field, os.environ)
     (adapter / "adapter_config.json").write_text("{}")
     assert models.resolve_adapter(str(adapter), field, os.environ) == adapter
+
+
+def test_a_cache_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(ConfigError, match=r"cache folder \(XDG_CACHE_HOME\).*give another one"):
+        models.demo_model({"XDG_CACHE_HOME": str(file)})

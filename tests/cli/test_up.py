@@ -219,7 +219,7 @@ def test_the_controls_reach_every_agent_of_the_cluster(shell: Shell, tmp_path: P
     stats = json.loads(shell.call("stats", "--json").stdout)
     assert set(stats) == {"replica-0", "replica-1"}
     assert stats["replica-0"]["tiers"]["memory"]["chunks"] == 0
-    assert "replica-1: 0 chunks, 0 B removed" in shell.call("clear", "--tier", "memory").stdout
+    assert "replica-1: 0 chunks, 0 tokens, 0 B removed" in shell.call("clear", "--tier", "memory").stdout
     agent = f"http://127.0.0.1:{shell.ports['agent']}"
     found = shell.call("lookup", "--tokens", str(tokens), "--agent", agent, "--json")
     assert json.loads(found.stdout)[agent.removeprefix("http://")]["hit_tokens"] == 0
@@ -330,7 +330,7 @@ def test_check_starts_nothing_and_names_what_would_run(shell: Shell, smollm2: Pa
     shell.write(smollm2, cache={"enabled": False}, security={}, engine={"shmSize": "1Gi"})
     done = shell.up("--check")
     assert done.returncode == 0, done.stderr
-    assert "ignored on one machine: spec.engine.shmSize, spec.security" in done.stdout
+    assert "only for Kubernetes, not used here: spec.engine.shmSize, spec.security" in done.stdout
     assert "would run engine-0, router" in done.stdout
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import typer
-from rich.table import Table
 
 from kvist_cli import target
 from kvist_cli.asking import DEADLINE, AskError, ask_all
@@ -17,7 +16,7 @@ from kvist_cli.commands.options import Agents, AsJson, ClusterName, RunDir, Toke
 from kvist_cli.commands.selecting import Chosen, answers, end, selecting
 from kvist_cli.output import console, print_json
 from kvist_connector.names import PATH_LOOKUP, PATH_STATS
-from kvist_connector.quantity import format_bytes
+from kvist_connector.quantity import counted, format_bytes
 
 _STATS: Final = """
 Examples:
@@ -58,10 +57,11 @@ def stats(
         print_json(answers)
         return
     for replica, answer in answers.items():
-        table = Table(title=replica, title_justify="left", box=None, show_header=False)
-        for key, value in flatten(answer):
-            table.add_row(key, _text(key, value))
-        console().print(table)
+        rows = flatten(answer)
+        width = max((len(key) for key, _ in rows), default=0)
+        # Lines and no table: whatever the width of the terminal, no value is cut.
+        lines = (f"  {key:{width}}  {_text(key, value)}" for key, value in rows)
+        console().print("\n".join((replica, *lines)), markup=False, soft_wrap=True)
 
 
 def lookup(chosen: Chosen) -> None:
@@ -80,7 +80,8 @@ def _hit(answer: dict[str, Any]) -> str:
         return str(answer["error"])
     tiers = sorted({tier for chunk in answer["chunks"] for tier in chunk["tiers"]})
     places = ", ".join(tiers) or "nowhere"
-    return f"{answer['hit_chunks']} chunks, {answer['hit_tokens']} tokens ({places})"
+    hit = f"{counted(answer['hit_chunks'], 'chunk')}, {counted(answer['hit_tokens'], 'token')}"
+    return f"{hit} ({places})"
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

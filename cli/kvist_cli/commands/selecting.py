@@ -18,7 +18,7 @@ from kvist_cli.asking import AskError, ask, ask_all
 from kvist_cli.commands.options import Agents, AsJson, ClusterName, RouterAdmin, RunDir, TokenFile
 from kvist_cli.output import console, print_json
 from kvist_connector.errors import ConfigError
-from kvist_connector.quantity import format_bytes
+from kvist_connector.quantity import counted, format_bytes
 
 # A shared tier is listed and emptied meanwhile, or a long prefix read from it.
 CONTROL_DEADLINE: Final = 120.0
@@ -184,7 +184,8 @@ def _line(answer: Answer, verb: str) -> str:
     }
     more = "".join(f", {answer[key]} {text}" for key, text in remarks.items() if answer.get(key))
     size = format_bytes(answer["bytes"])
-    return f"{answer['chunks']} chunks, {answer['tokens']} tokens, {size} {would}{verb}{more}"
+    what = f"{counted(answer['chunks'], 'chunk')}, {counted(answer['tokens'], 'token')}"
+    return f"{what}, {size} {would}{verb}{more}"
 
 
 def _admin(chosen: Chosen, prefer_router: bool) -> str | None:

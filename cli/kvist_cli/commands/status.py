@@ -16,7 +16,7 @@ from kvist_cli.local.identity import alive
 from kvist_cli.local.state import ClusterState, Phase, ProgramState
 from kvist_cli.output import console, print_json
 from kvist_connector.names import PATH_HEALTHZ, PATH_REPLICAS, PATH_STATS
-from kvist_connector.quantity import format_bytes
+from kvist_connector.quantity import counted, format_bytes
 from kvist_operator.plan import Role
 
 EXAMPLES: Final = """
@@ -28,6 +28,8 @@ Examples:
 
   kvist status --agent http://127.0.0.1:8200 --router http://127.0.0.1:8081 --token-file TOKEN
 """
+STARTING: Final = "starting"
+_BEFORE: Final = (Phase.WAITING, Phase.STARTING)
 _HEALTH: Final = {Role.ENGINE: "/health", Role.AGENT: PATH_HEALTHZ, Role.ROUTER: PATH_HEALTHZ}
 
 
@@ -69,16 +71,21 @@ def gather_by_address(agents: dict[str, str], router: str | None, token: str) ->
         "healthy": all(set(answer) != {"error"} for answer in found),
         "agents": answers,
         "router": said,
-        "hits": read_hits(admin) if admin else None,
+        "hits": read_hits(admin) if admin and said is not None and "error" not in said else None,
     }
 
 
 def gather(state: ClusterState, token: str = "") -> dict[str, Any]:
     """The report as plain data."""
-    agents = {p.replica: p.url + PATH_STATS for p in state.programs if p.role is Role.AGENT}
-    router = {"router": state.admin_url + PATH_REPLICAS} if state.admin_url else {}
     supervised = alive(state.supervisor)
+    urls = {p.name: p.url + PATH_STATS for p in state.programs if p.role is Role.AGENT}
+    urls |= {p.name: state.admin_url + PATH_REPLICAS for p in state.programs if p.role is Role.ROUTER}
+    # Who is starting cannot answer yet, and says nothing new by that.
+    starting = {p.name for p in state.programs if supervised and p.phase in _BEFORE}
+    said = ask_all("GET", {name: url for name, url in urls.items() if name not in starting}, token=token)
+    said |= {name: {"error": STARTING} for name in urls.keys() & starting}
     programs = [_program(p, supervised) for p in state.programs]
+    router = next((said[p.name] for p in state.programs if p.role is Role.ROUTER), None)
     return {
         "name": state.name,
         "model": state.model,
@@ -87,9 +94,9 @@ def gather(state: ClusterState, token: str = "") -> dict[str, Any]:
         "logs": str(state.programs[0].log.parent) if state.programs else None,
         "endpoint": next((f"{p.url}/v1" for p in state.programs if p.role is Role.ROUTER), None),
         "programs": programs,
-        "agents": ask_all("GET", agents, token=token),
-        "router": ask_all("GET", router).get("router"),
-        "hits": read_hits(state.admin_url) if state.admin_url else None,
+        "agents": {p.replica: said[p.name] for p in state.programs if p.role is Role.AGENT},
+        "router": router,
+        "hits": read_hits(state.admin_url) if router is not None and "error" not in router else None,
     }
 
 
@@ -120,6 +127,8 @@ def _show(report: dict[str, Any]) -> None:
         table.add_column(column, overflow="fold")
     for p in report["programs"]:
         health = "[green]healthy[/green]" if p["healthy"] else "[red]not healthy[/red]"
+        if not p["healthy"] and p["phase"] in _BEFORE:
+            health = "[yellow]not yet[/yellow]"
         ports = ", ".join(f"{name} {port}" for name, port in p["ports"].items())
         table.add_row(p["name"], health, p["phase"], str(p["pid"] or "-"), str(p["restarts"]), ports)
     out.print(table)
@@ -132,14 +141,15 @@ def _show_answers(report: dict[str, Any]) -> None:
     for replica, answer in report["agents"].items():
         out.print(f"{replica}: {tier_line(answer)}", markup=False)
     out.print(f"router: {router_line(report['router'])}", markup=False)
-    out.print(f"hits since the router started: {hit_line(report['hits'])}", markup=False)
+    if report["hits"] is not None:
+        out.print(f"hits since the router started: {hit_line(report['hits'])}", markup=False)
 
 
 def router_line(answer: dict[str, Any] | None) -> str:
     """What the router sees of its replicas."""
     if answer is None or set(answer) == {"error"}:
         return str(answer["error"]) if answer else "none"
-    parts = [f"{answer['in_flight']} requests in flight"]
+    parts = [f"{counted(answer['in_flight'], 'request')} in flight"]
     for replica in answer["replicas"]:
         feed = "index live" if replica["feed"]["live"] else "no index"
         health = "healthy" if replica["healthy"] else f"not healthy ({replica['problem']})"
@@ -147,10 +157,10 @@ def router_line(answer: dict[str, Any] | None) -> str:
     return "; ".join(parts)
 
 
-def hit_line(hits: dict[str, Any] | None) -> str:
+def hit_line(hits: dict[str, Any]) -> str:
     """The three figures."""
-    if hits is None or set(hits) == {"error"}:
-        return str(hits["error"]) if hits else "unknown"
+    if set(hits) == {"error"}:
+        return str(hits["error"])
     if hits["requests"] is None:
         return "no requests recorded yet"
     return (
@@ -164,10 +174,10 @@ def tier_line(stats: dict[str, Any]) -> str:
     if set(stats) == {"error"}:
         return str(stats["error"])
     tiers = [
-        f"{tier} {figures['chunks']} chunks, {format_bytes(figures['bytes'])}"
+        f"{tier} {counted(figures['chunks'], 'chunk')}, {format_bytes(figures['bytes'])}"
         for tier, figures in stats["tiers"].items()
     ]
     reused, prompt = sum(stats["hit_tokens"].values()), stats["prompt_tokens"]
     share = f" ({100 * reused / prompt:.0f} %)" if prompt else ""
-    hits = f"{stats['hits']['requests']} of {stats['requests']} requests hit"
-    return "; ".join((*tiers, hits, f"{reused} of {prompt} prompt tokens reused{share}"))
+    hits = f"{stats['hits']['requests']} of {counted(stats['requests'], 'request')} hit"
+    return "; ".join((*tiers, hits, f"{reused:,} of {counted(prompt, 'prompt token')} reused{share}"))

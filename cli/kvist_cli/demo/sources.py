@@ -17,6 +17,7 @@ from kvist_cli.demo.errors import DemoError
 from kvist_cli.demo.figures import STORED_TIERS, Traffic
 from kvist_connector import names
 from kvist_connector.keys import CHUNK_TOKENS
+from kvist_connector.quantity import counted
 
 T = TypeVar("T")
 
@@ -123,7 +124,8 @@ def flush(client: httpx.Client, agent: str) -> None:
     """Wait until everything that the agent holds is on disk too."""
     answer = post(client, f"{agent}{names.PATH_FLUSH}", {"deadline": FLUSH_SECONDS})
     if answer.get("pending_chunks"):
-        raise DemoError(f"{answer['pending_chunks']} chunks were not on disk after {FLUSH_SECONDS:.0f} s")
+        left = counted(answer["pending_chunks"], "chunk")
+        raise DemoError(f"not on disk after {FLUSH_SECONDS:.0f} s: {left}")
 
 
 def clear_memory(client: httpx.Client, agent: str) -> None:

@@ -13,7 +13,7 @@ import httpx
 from kvist_cli.local.events import Event, EventKind, OnEvent
 from kvist_connector.arena.locks import members_folder
 from kvist_connector.names import PATH_FLUSH
-from kvist_connector.quantity import format_bytes
+from kvist_connector.quantity import counted, format_bytes
 
 _SLACK: Final = 5.0
 
@@ -33,8 +33,8 @@ async def _flush(client: httpx.AsyncClient, name: str, url: str, deadline: float
         on_event(Event(EventKind.NOTE, name, f"could not be flushed: {str(error) or type(error).__name__}"))
         return
     chunks, size = left.get("pending_chunks", 0), left.get("pending_bytes", 0)
-    text = f"not written to disk in time: {chunks} chunks, {format_bytes(size)}" if chunks else "flushed"
-    on_event(Event(EventKind.NOTE, name, text))
+    late = f"not written to disk in time: {counted(chunks, 'chunk')}, {format_bytes(size)}"
+    on_event(Event(EventKind.NOTE, name, late if chunks else "flushed"))
 
 
 def remove_arena(arena: Path) -> None:

@@ -48,7 +48,7 @@ def prepare(
     """Resolve, plan, render and check; may convert or fetch a model, which `on_event` hears of."""
     ignored = ignored_locally(cluster)
     if ignored:
-        on_event(Event(EventKind.NOTE, "", f"ignored on one machine: {', '.join(ignored)}"))
+        on_event(Event(EventKind.NOTE, "", f"only for Kubernetes, not used here: {', '.join(ignored)}"))
     if not options.arena_dir.is_dir():
         raise ConfigError(f"--arena-dir: '{options.arena_dir}' is not a folder; /dev/shm is the usual one")
     run_dir = run_folder(cluster.name, options, environment)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from kvist_cli.folders import cache_folder
+from kvist_cli.folders import cache_folder, check_usable
 from kvist_cli.models.worker import run_worker
 from kvist_connector.errors import ConfigError
 
@@ -35,6 +35,7 @@ def demo_model(environment: Mapping[str, str], on_progress: Progress = lambda _:
     target = cache_folder(environment) / "models" / f"{source.stem}-{source.stat().st_size}-r{_RECIPE}"
     if target.is_dir():
         return target
+    check_usable(target.parent, "the cache folder (XDG_CACHE_HOME)")
     with _one_at_a_time(target):
         if not target.is_dir():
             _convert(source, target, environment, on_progress)
