@@ -104,6 +104,12 @@ class _StateCollector(Collector):
             size.add_metric([tier.label], index.bytes)
         yield chunks
         yield size
+        answers = GaugeMetricFamily(
+            "kvist_agent_tier_answers", "0 while a tier below memory has a problem", labels=[names.LABEL_TIER]
+        )
+        for tier, lower in self._lower.items():
+            answers.add_metric([tier.label], int(not lower.problem))
+        yield answers
         slots = GaugeMetricFamily(
             "kvist_agent_slots", "Slots of the arena by state", labels=[names.LABEL_STATE]
         )

@@ -137,11 +137,15 @@ async def test_redis_killed_in_the_middle_and_started_again(start, redis):
 
 
 async def names_redis(agent):
-    return "redis://127.0.0.1" in (await agent.stats())["tiers"]["redis"]["problem"]
+    _, metrics = await agent.get("/metrics")
+    named = "redis://127.0.0.1" in (await agent.stats())["tiers"]["redis"]["problem"]
+    return named and 'kvist_agent_tier_answers{tier="redis"} 0.0' in metrics
 
 
 async def all_well(agent):
-    return not (await agent.stats())["tiers"]["redis"]["problem"]
+    _, metrics = await agent.get("/metrics")
+    well = 'kvist_agent_tier_answers{tier="redis"} 1.0' in metrics
+    return well and not (await agent.stats())["tiers"]["redis"]["problem"]
 
 
 def redis_folder(agent):

@@ -68,6 +68,13 @@ ALERTS: Final = (
         "A tier below memory fails; engines go on without it.",
     ),
     Alert(
+        "KvistTierLost",
+        "max by (tier) (kvist_agent_tier_answers{@}) == 0",
+        5,
+        "warning",
+        "A tier below memory answers no agent; engines go on without it.",
+    ),
+    Alert(
         "KvistWriteBehindLate",
         "max by (pod) (kvist_agent_write_behind_pending_bytes{@}) > 4 * 1024 ^ 3",
         15,
