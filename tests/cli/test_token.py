@@ -59,6 +59,14 @@ async def test_the_status_by_address_tells_of_tiers(agent: str, token: Path) -> 
     assert json.loads(plain.output)["healthy"] is True
 
 
+async def test_no_terminal_is_too_narrow_for_a_figure(agent: str, token: Path) -> None:
+    asked = ("stats", "--agent", agent, "--token-file", str(token))
+    wide, narrow = [await call(*asked, COLUMNS=columns) for columns in ("200", "20")]
+    assert narrow.output == wide.output
+    assert "tiers.memory.bytes" in narrow.output
+    assert "\u2026" not in narrow.output
+
+
 async def test_a_router_that_does_not_answer_is_not_healthy(unused_tcp_port: int) -> None:
     done = await call("status", "--router", f"http://127.0.0.1:{unused_tcp_port}", "--json")
     assert done.exit_code == 1
