@@ -30,6 +30,7 @@ class Answering:
         self._row = 0
         self._why = ""
         self._asking: asyncio.Task[None] | None = None
+        self._closed = False
 
     @property
     def problem(self) -> str:
@@ -48,12 +49,13 @@ class Answering:
     def failed(self, error: Exception) -> None:
         """It did not."""
         self._row, self._why = self._row + 1, str(error)
-        if self._asking is None:
+        if self._asking is None and not self._closed:
             self._asking = asyncio.get_running_loop().create_task(self._ask_again())
             self._asking.add_done_callback(self._asked)
 
     async def close(self) -> None:
-        """No more questions."""
+        """No more questions, though what was begun before may still fail."""
+        self._closed = True
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.wait([self._asking])

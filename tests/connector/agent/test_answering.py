@@ -142,5 +142,7 @@ async def test_no_question_outlives_the_tier(stores):
     _, over = await clock.next()
     await answering.close()
     over.set()
+    answering.failed(TierError("a deletion that was under way"))
+    assert not answering.asking
     await asyncio.sleep(0)
     assert not stores[0].calls
