@@ -58,7 +58,7 @@ async def _measure(count: int, idle: float) -> harness.Result:
             _operator(namespace, folder) as found,
         ):
             process, port = found
-            seconds = await _converged(api, namespace, count)
+            seconds = await _converged(api, namespace, count, process)
             calls, times = await _calls(session, port), process.cpu_times()
             await asyncio.sleep(SETTLE_SECONDS)
             before = await _calls(session, port)
@@ -144,15 +144,18 @@ def _operator(namespace: str, folder: str) -> Iterator[tuple[psutil.Process, int
         try:
             yield psutil.Process(process.pid), port
         finally:
+            ended = process.poll() is not None
             process.terminate()
             process.wait(30)
+            if ended:
+                sys.stderr.write(log.read_text()[-2000:])
 
 
-async def _converged(api: RestApi, namespace: str, count: int) -> float:
+async def _converged(api: RestApi, namespace: str, count: int, process: psutil.Process) -> float:
     """Seconds until every cluster has its engines' StatefulSet and a status of its generation."""
     began = time.monotonic()
     async with asyncio.timeout(CONVERGE_SECONDS):
-        while True:
+        while process.status() != psutil.STATUS_ZOMBIE:
             clusters = await api.list(CLUSTERS, namespace)
             seen = sum(
                 item.get("status", {}).get("observedGeneration") == item["metadata"]["generation"]
@@ -161,6 +164,7 @@ async def _converged(api: RestApi, namespace: str, count: int) -> float:
             if seen == count and len(await api.list(STATEFUL_SETS, namespace)) == count:
                 return time.monotonic() - began
             await asyncio.sleep(0.5)
+    raise RuntimeError("the operator has ended; what it said is above")
 
 
 async def _calls(session: aiohttp.ClientSession, port: int) -> Counter[tuple[str, str]]:
