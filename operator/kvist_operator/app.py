@@ -40,8 +40,9 @@ from kvist_operator.control.queue import Backoff, WorkQueue
 from kvist_operator.control.reconcile import Reconciler
 from kvist_operator.control.rest import RestApi
 from kvist_operator.control.runtime import Loops, Operator
-from kvist_operator.control.supervise import supervised
+from kvist_operator.control.supervise import Supervisor
 from kvist_operator.control.sweep import Sweep
+from kvist_operator.control.vitals import Vitals
 from kvist_operator.control.watch import Watches
 from kvist_operator.control.workers import Workers
 from kvist_operator.release import HANDOVER_SECONDS, release
@@ -126,12 +127,12 @@ async def _until_signal(settings: OperatorSettings) -> None:
         aiohttp.ClientSession(trust_env=False) as session,
         operating(settings, api, HttpPrograms(session)) as operator,
     ):
+        supervisor = operator.supervisor
         watch = Watches(api, login, operator.queue.add, settings.watch_namespaces)
-        watching = asyncio.create_task(supervised("watches", watch.run, operator.metrics))
+        watching = supervisor.start("watches", watch.run)
         await stop.wait()
         _log.info("ending")
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        await supervisor.stop(watching)
 
 
 @asynccontextmanager
@@ -139,6 +140,7 @@ async def operating(settings: OperatorSettings, bare: Api, programs: Programs) -
     """Everything wired, taking part in the election; raises ConfigError. Watches are left to the caller."""
     registry, clock = CollectorRegistry(), asyncio.get_running_loop().time
     metrics = Metrics(registry)
+    supervisor = Supervisor(metrics, Vitals(clock))
     api = CountedApi(bare, metrics.called)
     identity = settings.identity or f"{socket.gethostname()}_{secrets.token_hex(4)}"
     queue: WorkQueue[Key] = WorkQueue(settings.max_clusters, Backoff(), clock)
@@ -165,13 +167,13 @@ async def operating(settings: OperatorSettings, bare: Api, programs: Programs) -
             poll_seconds=settings.poll_seconds,
             kinds=gatherer.ask_kinds,
         ),
-        metrics=metrics,
+        supervisor=supervisor,
     )
     metrics.watch(lambda: float(elector.leading), lambda: len(queue), lambda: len(reconciler.known))
     async with (
         serving(settings.host, settings.port, registry, operator.problem, operator.unready) as port,
         operator.running(),
-        admission(settings, fenced, context(settings), lambda: elector.leading, now, metrics),
+        admission(settings, fenced, context(settings), lambda: elector.leading, now, supervisor),
     ):
         _log.info("%s: health checks and metrics on port %s", identity, port)
         yield replace(operator, port=port)

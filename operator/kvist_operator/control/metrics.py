@@ -40,6 +40,11 @@ class Metrics:
             "kvist_operator_queue_length", "Clusters that wait to be reconciled.", registry=registry
         )
         self._clusters = Gauge("kvist_operator_clusters", "CacheClusters known.", registry=registry)
+        self._unlisted = Gauge(
+            "kvist_operator_unlisted_namespaces",
+            "Namespaces that the acting operator could not list at its last sweep: gone, or without rights.",
+            registry=registry,
+        )
         self._failures = Counter(
             "kvist_operator_task_failures_total",
             "Background tasks that were started again after an error.",
@@ -67,3 +72,7 @@ class Metrics:
         self._leading.set_function(leading)
         self._queue.set_function(waiting)
         self._clusters.set_function(known)
+
+    def watch_sweep(self, unlisted: Callable[[], float]) -> None:
+        """Where the sweep's gauge is read from at scrape time."""
+        self._unlisted.set_function(unlisted)

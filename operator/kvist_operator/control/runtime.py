@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from kvist_operator.control.api import Key
 from kvist_operator.control.counted import CountedApi
 from kvist_operator.control.lease import Elector
-from kvist_operator.control.metrics import Metrics
 from kvist_operator.control.poll import RouterPoll
 from kvist_operator.control.queue import WorkQueue
-from kvist_operator.control.supervise import every, supervised
+from kvist_operator.control.supervise import Supervisor
 from kvist_operator.control.sweep import Sweep
 from kvist_operator.control.workers import Workers
 
@@ -43,28 +42,30 @@ class Operator:
     elector: Elector
     workers: Workers
     loops: Loops
-    metrics: Metrics
+    supervisor: Supervisor
     port: int = 0  # of health checks and metrics
 
     def problem(self) -> str:
         """Why this process should be restarted; empty when it need not."""
-        return self.workers.problem
+        return "; ".join(filter(None, (self.workers.problem, self.supervisor.vitals.problem())))
 
     def unready(self) -> str:
         """Why this operator is of no use now; empty when it leads or could."""
-        return "" if self.elector.heard else "the API server has not answered about the lease"
+        if not self.elector.heard:
+            return "the API server has not answered about the lease"
+        return self.supervisor.vitals.unready()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Takes part in the election; the lease is given up at the end."""
-        election = asyncio.create_task(supervised("election", self.elector.run, self.metrics))
-        leading = asyncio.create_task(supervised("leading", self._lead, self.metrics))
+        election = self.supervisor.start("election", self.elector.run)
+        leading = self.supervisor.start("leading", self._lead)
         try:
             yield
         finally:
-            await _ended([leading])
+            await self.supervisor.stop(leading)
             await self.workers.stop()
-            await _ended([election])
+            await self.supervisor.stop(election)
             await self.elector.release()
 
     async def _lead(self) -> None:
@@ -77,27 +78,20 @@ class Operator:
                     tasks = [self._loop("sweep"), self._loop("poll")]
                 elif not self.elector.leading and tasks:
                     await self.workers.stop()
-                    await _ended(tasks)
+                    await self.supervisor.stop(*tasks)
                     tasks = []
                 await self.elector.change()
         finally:
-            await _ended(tasks)
+            await self.supervisor.stop(*tasks)
 
     def _loop(self, name: str) -> asyncio.Task[None]:
-        loops = self.loops
+        loops, supervisor = self.loops, self.supervisor
         if name == "poll":
-            turns = every(loops.poll_seconds, loops.poll.turn)
-        else:
-            sweep = loops.sweep()
+            return supervisor.start(name, supervisor.every(name, loops.poll_seconds, loops.poll.turn))
+        sweep = loops.sweep()
+        supervisor.metrics.watch_sweep(lambda: sweep.unlisted)
 
-            async def turn() -> None:
-                await sweep.turn(await loops.kinds())
+        async def turn() -> None:
+            await sweep.turn(await loops.kinds())
 
-            turns = every(loops.sweep_seconds, turn)
-        return asyncio.create_task(supervised(name, turns, self.metrics))
-
-
-async def _ended(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+        return supervisor.start(name, supervisor.every(name, loops.sweep_seconds, turn))

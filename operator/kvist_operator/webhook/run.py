@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from kvist_operator.control.api import Api
-from kvist_operator.control.metrics import Metrics
-from kvist_operator.control.supervise import every, supervised
+from kvist_operator.control.supervise import Supervisor
 from kvist_operator.render.kube import Context
 from kvist_operator.settings import OperatorSettings
 from kvist_operator.webhook.keeper import Keeper, Place, Reader
@@ -26,7 +24,7 @@ async def admission(
     context: Context,
     leading: Callable[[], bool],
     now: Callable[[], datetime.datetime],
-    metrics: Metrics,
+    supervisor: Supervisor,
 ) -> AsyncIterator[int]:
     """The port, 0 when the webhook is off. `api` refuses writes to who does not lead."""
     webhook = settings.webhook
@@ -44,12 +42,11 @@ async def admission(
 
     async with listening(webhook.host, webhook.port, context, tls) as port:
         _log.info("webhook on port %s", port)
-        keeping = asyncio.create_task(supervised("webhook", every(webhook.seconds, turn), metrics))
+        keeping = supervisor.start("webhook", supervisor.every("webhook", webhook.seconds, turn))
         try:
             yield port
         finally:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
+            await supervisor.stop(keeping)
 
 
 def place(settings: OperatorSettings) -> Place:

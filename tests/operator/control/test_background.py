@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from kvist_operator.app import operating
 from kvist_operator.control.api import Key
-from kvist_operator.control.errors import NotLeader, Unavailable
+from kvist_operator.control.errors import Forbidden, NotFound, NotLeader, Unavailable
 from kvist_operator.control.metrics import Metrics
 from kvist_operator.control.poll import RouterPoll
 from kvist_operator.control.queue import Backoff, WorkQueue
@@ -49,6 +49,64 @@ async def test_the_sweep_of_named_namespaces_looks_nowhere_else(world: World) ->
     world.apply()
     sweep = Sweep(world.api, lambda key: None, ["elsewhere"])
     assert await sweep.turn(frozenset()) == 0
+
+
+class Partly:
+    """The fake API server, but some namespaces refuse to be listed."""
+
+    def __init__(self, server: Any) -> None:
+        self.server = server
+        self.refused: dict[str | None, Exception] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.server, name)
+
+    async def list(self, resource: Any, namespace: str | None, *more: Any) -> Any:
+        if namespace in self.refused:
+            raise self.refused[namespace]
+        return await self.server.list(resource, namespace, *more)
+
+
+async def test_a_namespace_that_is_gone_or_forbidden_stops_no_other(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.apply()
+    api, added = Partly(world.server), list[Key]()
+    api.refused["gone"] = Forbidden("cacheclusters is forbidden", 403)
+    sweep = Sweep(api, added.append, ["gone", "team"])  # type: ignore[arg-type]
+    assert await sweep.turn(frozenset()) == 1
+    assert await sweep.turn(frozenset()) == 0
+    assert added == [world.key]
+    assert sweep.unlisted == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "namespace gone cannot be listed: cacheclusters is forbidden"
+    ]
+    other = {"metadata": {"name": "other", "namespace": "gone"}, "spec": {"model": {"name": "m"}}}
+    world.server.put(CLUSTERS, other)
+    del api.refused["gone"]
+    assert await sweep.turn(frozenset()) == 1
+    assert sweep.unlisted == 0
+
+
+async def test_clusters_of_a_namespace_that_is_not_seen_for_a_while_are_not_gone(world: World) -> None:
+    world.apply()
+    api, added = Partly(world.server), list[Key]()
+    sweep = Sweep(api, added.append, ["team", "other"])  # type: ignore[arg-type]
+    await sweep.turn(frozenset())
+    added.clear()
+    api.refused["team"] = Unavailable("a moment")
+    with pytest.raises(Unavailable):
+        await sweep.turn(frozenset())
+    del api.refused["team"]
+    await sweep.turn(frozenset())
+    assert added == []
+
+
+async def test_a_sweep_that_can_list_nothing_fails(world: World) -> None:
+    api = Partly(world.server)
+    api.refused = {"a": Forbidden("no", 403), "b": NotFound("no", 404)}
+    with pytest.raises(Forbidden):
+        await Sweep(api, lambda key: None, ["a", "b"]).turn(frozenset())  # type: ignore[arg-type]
 
 
 async def test_the_poll_notices_what_changes_no_object(world: World) -> None:

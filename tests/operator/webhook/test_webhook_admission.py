@@ -9,6 +9,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -18,7 +19,9 @@ from kvist_connector.settings import validate
 from kvist_operator.control.counted import CountedApi
 from kvist_operator.control.metrics import Metrics
 from kvist_operator.control.resources import SECRETS
+from kvist_operator.control.supervise import Supervisor
 from kvist_operator.control.testing.fake_api import FakeApi
+from kvist_operator.control.vitals import Vitals
 from kvist_operator.render.kube import Context, Images
 from kvist_operator.settings import OperatorSettings
 from kvist_operator.webhook.keeper import CONFIGURATIONS
@@ -47,10 +50,9 @@ class Cluster:
     @asynccontextmanager
     async def operator(self, *, leading: bool = True, **webhook: Any) -> AsyncIterator[int]:
         settings = validate(OperatorSettings, {"namespace": "kvist-system", "webhook": webhook})
-        metrics = Metrics(CollectorRegistry())
-        async with admission(
-            settings, self.api, CONTEXT, lambda: leading, lambda: datetime.datetime.now(datetime.UTC), metrics
-        ) as port:
+        supervisor = Supervisor(Metrics(CollectorRegistry()), Vitals(asyncio.get_running_loop().time))
+        now = partial(datetime.datetime.now, datetime.UTC)
+        async with admission(settings, self.api, CONTEXT, lambda: leading, now, supervisor) as port:
             yield port
 
     async def ask(self, port: int) -> Any:
