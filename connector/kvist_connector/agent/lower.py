@@ -20,7 +20,7 @@ from kvist_connector.agent.catalog import Catalog, Chunk
 from kvist_connector.agent.speed import Speed
 from kvist_connector.errors import IntegrityError, StorageFull, TierError
 from kvist_connector.protocol.tiers import Tier
-from kvist_connector.tiers.envelope import HEADER_BYTES, EnvelopeStore, ForeignChunk, Header
+from kvist_connector.tiers.envelope import EnvelopeStore, ForeignChunk, Header, LockedChunk
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class LowerTier(ABC):
             self._delete_soon(chunk.key, fingerprint)
             return Stored.REFUSED
         if fingerprint == self._fingerprint:
-            size = sum(part.nbytes for part in parts) + HEADER_BYTES
+            size = self._store.stored_at_most(sum(part.nbytes for part in parts))
             self._enter(chunk.key, chunk.parent, chunk.index, size)
         return Stored.WRITTEN if written else Stored.PRESENT
 
@@ -201,9 +201,13 @@ class LowerTier(ABC):
         return self._catalog.enter_below(self.tier, key, parent, index, size, self._clock())
 
     def _spoiled(self, key: bytes, error: IntegrityError) -> None:
-        self._count("foreign" if isinstance(error, ForeignChunk) else "corrupt", error)
+        locked = isinstance(error, LockedChunk)
+        cause = "foreign" if isinstance(error, ForeignChunk) else "corrupt"
+        self._count("locked" if locked else cause, error)
         self._catalog.leave_below(self.tier, key)
-        self._delete_soon(key, self._fingerprint)
+        # Others may have the key of a shared chunk; what is only ours nobody can read.
+        if not locked or not self._store.inner.capabilities.shared:
+            self._delete_soon(key, self._fingerprint)
 
     def _delete_soon(self, key: bytes, fingerprint: bytes) -> None:
         if key not in self._deleting:

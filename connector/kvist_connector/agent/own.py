@@ -10,7 +10,7 @@ from kvist_connector.agent.catalog import Catalog, Chunk
 from kvist_connector.agent.lower import LowerTier, Presence
 from kvist_connector.errors import IntegrityError, StorageFull
 from kvist_connector.protocol.tiers import Tier
-from kvist_connector.tiers.envelope import HEADER_BYTES, EnvelopeStore, Header
+from kvist_connector.tiers.envelope import EnvelopeStore, Header
 
 
 class OwnTier(LowerTier):
@@ -80,7 +80,7 @@ class OwnTier(LowerTier):
         pass
 
     async def _write(self, chunk: Chunk, parts: Sequence[memoryview], fingerprint: bytes) -> bool:
-        size = sum(part.nbytes for part in parts) + HEADER_BYTES
+        size = self._store.stored_at_most(sum(part.nbytes for part in parts))
         with self._parent_kept(chunk):
             await self._make_room(size)
             try:

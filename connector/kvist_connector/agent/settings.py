@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from kvist_connector import names
 from kvist_connector.quantity import Quantity
 from kvist_connector.settings import WITHHELD, FileLocation, Settings
+from kvist_connector.tiers.coding import Compression
 
 OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "file")
 # What a subscriber can connect to; ZMQ itself says no more than "invalid argument".
@@ -51,6 +52,10 @@ def _split(value: Any) -> Any:
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
+_COMPRESSION = (
+    "none (default): chunks are stored as they are; zstd: byte planes of 16-bit values, losslessly; "
+    "auto: zstd while reads were measured to end earlier with it"
+)
 RedisUrl = Annotated[str, AfterValidator(_redis_url)]
 RedisUrls = Annotated[tuple[RedisUrl, ...], BeforeValidator(_split)]
 
@@ -66,6 +71,7 @@ class DiskSettings(Settings):
         "none",
         description="none (default): a power cut may lose chunks, never serves wrong ones; data: sync files",
     )
+    compression: Compression = Field("none", description=_COMPRESSION)
 
 
 class RedisSettings(Settings):
@@ -101,6 +107,7 @@ class RedisSettings(Settings):
     concurrency: int = Field(
         8, ge=1, le=256, description="chunks read or written at a time, each server; default 8"
     )
+    compression: Compression = Field("none", description=_COMPRESSION)
 
 
 class ObjectStoreSettings(Settings):
@@ -131,6 +138,17 @@ class ObjectStoreSettings(Settings):
         10.0, gt=0, le=3600, description="seconds that a failing object store is left alone; default 10"
     )
     concurrency: int = Field(8, ge=1, le=256, description="chunks read or written at a time; default 8")
+    compression: Compression = Field("none", description=_COMPRESSION)
+
+
+class EncryptionSettings(Settings):
+    """Encryption of disk and shared tiers, AES-256-GCM; absent unless a key file is given."""
+
+    keys_file: Path | None = Field(
+        None,
+        description="file with a key a line, `name base64-of-32-bytes`: the first encrypts, each decrypts; "
+        "read at start; default none: chunks are stored plain, and encrypted ones are misses",
+    )
 
 
 class HttpSettings(Settings):
@@ -165,9 +183,10 @@ class AgentSettings(Settings):
     memory: Quantity = Field(
         1024**3, description="memory tier, bytes or quantity (8Gi); 0 = index only; default 1Gi"
     )
-    disk: DiskSettings = DiskSettings(path=None, size=10 * 1024**3, fsync="none")
+    disk: DiskSettings = Field(default_factory=DiskSettings)
     redis: RedisSettings = Field(default_factory=RedisSettings)
     object_store: ObjectStoreSettings = Field(default_factory=ObjectStoreSettings)
+    encryption: EncryptionSettings = Field(default_factory=EncryptionSettings)
     http: HttpSettings = HttpSettings(host="127.0.0.1", port=names.PORT_AGENT, token_file=None)
     kv_events: str | None = Field(
         None,

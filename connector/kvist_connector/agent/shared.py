@@ -18,7 +18,7 @@ from kvist_connector.agent.lower import LowerTier, Presence
 from kvist_connector.errors import TierError
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.tiers.base import Item
-from kvist_connector.tiers.envelope import HEADER_BYTES, EnvelopeStore, ForeignChunk
+from kvist_connector.tiers.envelope import EnvelopeStore, ForeignChunk
 
 # About a kilobyte each in the catalog; the oldest beliefs go first, the chunks stay where they are.
 MAX_KNOWN: Final = 131_072
@@ -82,7 +82,7 @@ class SharedTier(LowerTier):
             if era != self._era or self.closed:
                 return 0
             for key in batch[:here]:
-                self._enter(key, before, index + found, self._chunk_bytes() + HEADER_BYTES)
+                self._enter(key, before, index + found, self._store.stored_at_most(self._chunk_bytes()))
                 before, found = key, found + 1
             if here < len(batch):
                 break
@@ -143,22 +143,26 @@ class SharedTier(LowerTier):
         self._catalog.leave_below(self.tier, key)
 
     async def _ask(self, keys: Sequence[bytes]) -> int:
-        """Leading keys that are there in the size of a chunk."""
-        wanted = self._chunk_bytes() + HEADER_BYTES
+        """Leading keys that are there in the size that a chunk may have."""
+        raw = self._chunk_bytes()
         self.counts["asked"] += 1
         here: list[bool] = []
         sizes = await self._store.sizes(self._fingerprint, keys)
         if not any(isinstance(size, Exception) for size in sizes):
             self._answering.worked()
         for key, size in zip(keys, sizes, strict=True):
-            here.append(size == wanted)
+            fits = isinstance(size, int) and self._store.plausible(size, raw)
+            here.append(fits)
             if isinstance(size, Exception):
                 self._failed("ask_failed", size)
                 break
             if size is None:
                 self._catalog.leave_below(self.tier, key)
-            elif size != wanted:
-                self._spoiled(key, ForeignChunk(f"chunk {key.hex()} has {size} bytes, expected {wanted}"))
+            elif not fits:
+                wanted = self._store.stored_at_most(raw)
+                self._spoiled(
+                    key, ForeignChunk(f"chunk {key.hex()} has {size} bytes, expected at most {wanted}")
+                )
         return here.index(False) if False in here else len(keys)
 
     def _forget(self) -> None:

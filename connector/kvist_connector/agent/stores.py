@@ -9,16 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvist_connector.agent.settings import AgentSettings, ObjectStoreSettings, RedisSettings
 from kvist_connector.errors import ConfigError
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.tiers.base import ChunkStore
+from kvist_connector.tiers.coding import Coding, Compression
 from kvist_connector.tiers.deadline import DeadlineStore
 from kvist_connector.tiers.disk import DiskStore
 from kvist_connector.tiers.envelope import EnvelopeStore
 from kvist_connector.tiers.metered import Meter, MeteredStore
 from kvist_connector.tiers.spread import SpreadStore
+
+if TYPE_CHECKING:
+    from kvist_connector.tiers.encryption import Keyring
 
 _FAILURES = 3
 
@@ -28,6 +33,7 @@ async def open_stores(
 ) -> dict[Tier, EnvelopeStore]:
     """Every configured tier below memory; raises ConfigError."""
     found: dict[Tier, ChunkStore] = {}
+    keys = _keys(settings.encryption.keys_file)
     # Without I/O first: a mistake in them leaves no folder locked.
     if settings.redis.urls:
         found[Tier.REDIS] = _redis(settings.redis)
@@ -36,7 +42,23 @@ async def open_stores(
     disk = settings.disk
     if disk.path is not None:
         found[Tier.DISK] = await DiskStore.open(disk.path, disk.size, disk.fsync, threads)
-    return {tier: EnvelopeStore(MeteredStore(found[tier], meter(tier)), threads) for tier in sorted(found)}
+    compression: dict[Tier, Compression] = {
+        Tier.DISK: disk.compression,
+        Tier.REDIS: settings.redis.compression,
+        Tier.OBJECT: settings.object_store.compression,
+    }
+    return {
+        tier: EnvelopeStore(MeteredStore(found[tier], meter(tier)), threads, Coding(compression[tier], keys))
+        for tier in sorted(found)
+    }
+
+
+def _keys(path: Path | None) -> Keyring | None:
+    if path is None:
+        return None
+    from kvist_connector.tiers.encryption import read_keys
+
+    return read_keys(path, "encryption.keys_file")
 
 
 def _redis(settings: RedisSettings) -> ChunkStore:

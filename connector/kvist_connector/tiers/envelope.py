@@ -1,10 +1,8 @@
 """Identity and integrity of stored chunks: 4 KiB of header, then the bytes of every rank.
 
-    magic "KVISTCNK" | u32 format | u32 header bytes | xxh3 of the header's msgpack | length | msgpack
-
-The header is complete from format 1 (codec, encryption key id, tags, retire epoch are reserved
-in it), so later features need no new format. Every read checks magic, format, fingerprint,
-key, lengths and xxh3 of the body; what does not match is an IntegrityError that names it.
+The header is `header`'s; how the bytes are stored is `coding`'s. Every read checks magic, format,
+fingerprint, key, lengths and xxh3 of the body; what does not match is an IntegrityError that
+names it.
 In shared stores the object's key is the chunk's after the first bytes of the fingerprint, so
 that the chunks of one model can be listed and cleared.
 """
@@ -12,120 +10,84 @@ that the chunks of one model can be listed and cleared.
 from __future__ import annotations
 
 import asyncio
-import struct
+import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
 
-import msgspec
-import xxhash
-
 from kvist_connector.errors import IntegrityError, TierError
 from kvist_connector.tiers.base import Buffer, ChunkStore, Item, Read, total_bytes
+from kvist_connector.tiers.coding import Coding
+from kvist_connector.tiers.header import (
+    HEADER_BYTES,
+    MAX_TAG_BYTES,
+    SEAL_BYTES,
+    ForeignChunk,
+    Header,
+    LockedChunk,
+    pack_header,
+    tag_bytes,
+    unpack_header,
+)
 
-HEADER_BYTES = 4096
-FORMAT = 1
-_MAGIC = b"KVISTCNK"
-_PREFIX = struct.Struct("<8sII8sI")
-MAX_TAG_BYTES = 2048
+__all__ = [
+    "HEADER_BYTES",
+    "MAX_TAG_BYTES",
+    "EnvelopeStore",
+    "ForeignChunk",
+    "Header",
+    "LockedChunk",
+    "tag_bytes",
+]
+
 _SCAN_BATCH = 64
 _SCOPE_BYTES = 16
-
-
-class ForeignChunk(IntegrityError):  # noqa: N818 - a state, not a fault
-    """The chunk is whole, and of another model or layout."""
-
-
-class Header(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """What a stored chunk says about itself."""
-
-    fingerprint: bytes
-    key: bytes
-    parent: bytes
-    index: int
-    ranks: int
-    raw_bytes: int
-    stored_bytes: int  # of the body as stored; equals raw_bytes without a codec
-    checksum: bytes  # xxh3-64 of the stored body
-    codec: str = ""
-    key_id: str = ""  # of the encryption key
-    tags: tuple[str, ...] = ()
-    retire_epoch: int = 0
-
-
-def tag_bytes(tags: Sequence[str]) -> int:
-    """What tags take of a header, at most."""
-    return sum(len(tag.encode()) + 5 for tag in tags)
-
-
-def pack_header(header: Header) -> bytes:
-    """Exactly HEADER_BYTES; raises ValueError when the tags do not fit."""
-    if tag_bytes(header.tags) > MAX_TAG_BYTES:
-        raise ValueError(f"tags of a chunk are limited to {MAX_TAG_BYTES} bytes")
-    body = msgspec.msgpack.encode(header)
-    prefix = _PREFIX.pack(_MAGIC, FORMAT, HEADER_BYTES, xxhash.xxh3_64_digest(body), len(body))
-    return (prefix + body).ljust(HEADER_BYTES, b"\0")
-
-
-def unpack_header(data: Buffer) -> Header:
-    """Raises IntegrityError naming what is wrong."""
-    magic, fmt, length, checksum, body_length = _PREFIX.unpack_from(data)
-    if magic != _MAGIC:
-        raise IntegrityError("not a Kvist chunk")
-    if fmt != FORMAT or length != HEADER_BYTES:
-        raise IntegrityError(f"chunk format {fmt} is not the supported format {FORMAT}")
-    if body_length > HEADER_BYTES - _PREFIX.size:
-        raise IntegrityError("the chunk's header is longer than its space")
-    body = bytes(data[_PREFIX.size : _PREFIX.size + body_length])
-    if xxhash.xxh3_64_digest(body) != checksum:
-        raise IntegrityError("the chunk's header does not match its checksum")
-    if bytes(data[_PREFIX.size + body_length : HEADER_BYTES]).strip(b"\0"):
-        raise IntegrityError("the padding of the chunk's header is not empty")
-    try:
-        return msgspec.msgpack.decode(body, type=Header)
-    except msgspec.MsgspecError as error:
-        raise IntegrityError(f"the chunk's header cannot be read: {error}") from error
-
-
-def checksum(parts: Sequence[Buffer]) -> bytes:
-    """xxh3-64 over the concatenated parts; releases the GIL for large ones."""
-    digest = xxhash.xxh3_64()
-    for part in parts:
-        digest.update(part)
-    return digest.digest()
 
 
 class EnvelopeStore:
     """A store of chunks, as the agent uses it, over any `ChunkStore`."""
 
-    def __init__(self, inner: ChunkStore, threads: Executor) -> None:
+    def __init__(self, inner: ChunkStore, threads: Executor, coding: Coding | None = None) -> None:
         self.inner = inner
         self._threads = threads
+        self._coding = coding or Coding()
         self._scoped = inner.capabilities.shared
 
     @property
     def largest(self) -> int | None:
         """Most bytes of a chunk; None: no limit."""
         limit = self.inner.capabilities.largest
-        return None if limit is None else limit - HEADER_BYTES
+        limits = [self._coding.largest, None if limit is None else limit - self.stored_at_most(0)]
+        return min((found for found in limits if found is not None), default=None)
+
+    def stored_at_most(self, raw: int) -> int:
+        """Bytes that a chunk of `raw` bytes takes as this agent stores it, when it does not shrink."""
+        return HEADER_BYTES + raw + self._coding.extra_bytes
+
+    def plausible(self, size: int, raw: int) -> bool:
+        """Whether an object of this size may be a chunk of `raw` bytes, whoever stored it."""
+        return HEADER_BYTES < size <= HEADER_BYTES + raw + SEAL_BYTES
 
     async def get(self, fingerprint: bytes, key: bytes, into: Sequence[memoryview]) -> Header | None:
         """Fill the buffers with the chunk's bytes, verified; None when it is not stored."""
-        head = bytearray(HEADER_BYTES)
-        length = await self.inner.get(Read(self._name(fingerprint, key), [memoryview(head), *into]))
+        head, tail = bytearray(HEADER_BYTES), bytearray(self._coding.extra_bytes)
+        views = [*into, memoryview(tail)]
+        length = await self.inner.get(Read(self._name(fingerprint, key), [memoryview(head), *views]))
         if length is None:
             return None
         header = _expect(head, length, key)
         if header.fingerprint != fingerprint:
             raise ForeignChunk(f"chunk {key.hex()} has another fingerprint")
-        if header.codec or header.key_id:
-            raise IntegrityError(f"chunk {key.hex()} has codec {header.codec!r}, which is not supported")
         if header.raw_bytes != total_bytes(into):
             raise ForeignChunk(
                 f"chunk {key.hex()} has {header.raw_bytes} bytes, expected {total_bytes(into)}"
             )
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, checksum, into)
-        if found != header.checksum:
-            raise IntegrityError(f"chunk {key.hex()} does not match its checksum")
+        try:
+            self._coding.refuse(header)
+            await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._coding.decode, header, views, into
+            )
+        except IntegrityError as error:
+            raise type(error)(f"chunk {key.hex()}: {error}") from error
         return header
 
     async def put_if_absent(
@@ -137,10 +99,11 @@ class EnvelopeStore:
         parent: bytes,
         index: int,
         tags: tuple[str, ...] = (),
+        retire_epoch: int = 0,
     ) -> bool:
         """Store a chunk; false when it was stored before."""
         size = total_bytes(parts)
-        header = Header(
+        plain = Header(
             fingerprint=fingerprint,
             key=key,
             parent=parent,
@@ -148,10 +111,18 @@ class EnvelopeStore:
             ranks=len(parts),
             raw_bytes=size,
             stored_bytes=size,
-            checksum=await asyncio.get_running_loop().run_in_executor(self._threads, checksum, parts),
+            checksum=b"",
             tags=tags,
+            retire_epoch=retire_epoch,
         )
-        return await self.inner.put_if_absent(self._name(fingerprint, key), [pack_header(header), *parts])
+        header, body = await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._coding.encode, plain, parts
+        )
+        start = time.perf_counter()
+        written = await self.inner.put_if_absent(self._name(fingerprint, key), [pack_header(header), *body])
+        if written:
+            self._coding.moved(header.stored_bytes, time.perf_counter() - start)
+        return written
 
     async def sizes(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[int | Exception | None]:
         """Stored length of each chunk, None for a miss; failures are returned, not raised."""

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from kvist_connector.errors import IntegrityError, TierError
 from kvist_connector.testing.chunk_store import key
 from kvist_connector.tiers.disk import DiskStore
-from kvist_connector.tiers.envelope import HEADER_BYTES, EnvelopeStore, Header, pack_header, unpack_header
+from kvist_connector.tiers.envelope import HEADER_BYTES, EnvelopeStore, Header
 from kvist_connector.tiers.faulty import FaultyStore
+from kvist_connector.tiers.header import pack_header, unpack_header
 
 FINGERPRINT = b"f" * 32
 BODY = bytes(range(256)) * 16

@@ -1,0 +1,93 @@
+"""Lossless codecs on KV that a model really computed: size, and speed of both directions on one core.
+
+    python -m bench.compression [--tokens 2048] [--chunk 256]
+
+The text is this repository's own documentation. Ratios and speeds of each codec are of the same
+chunks in one run; a tier gains from a codec only where `helps below` is above its bandwidth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numcodecs.blosc import Blosc
+
+from bench.prompts import model_folder
+
+_REPEATS = 3
+_CANDIDATES = (
+    ("zstd-1 byte planes", "zstd", 1, Blosc.SHUFFLE),
+    ("zstd-3 byte planes", "zstd", 3, Blosc.SHUFFLE),
+    ("zstd-1 bit planes", "zstd", 1, Blosc.BITSHUFFLE),
+    ("zstd-1 as it is", "zstd", 1, Blosc.NOSHUFFLE),
+    ("lz4-1 byte planes", "lz4", 1, Blosc.SHUFFLE),
+)
+
+
+def kv_chunks(tokens: int, chunk: int) -> list[bytes]:
+    """The model's KV of `tokens` tokens of prose, in chunks of raw 16-bit values."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = model_folder()
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(Path("docs").glob("*.md")))
+    ids = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt").input_ids[:, :tokens]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        layers = model(ids, use_cache=True, logits_to_keep=1).past_key_values.layers
+    # Per layer and side [token][head][size], as pages hold them.
+    sides = [side[0].transpose(0, 1).contiguous() for layer in layers for side in (layer.keys, layer.values)]
+    return [
+        b"".join(side[start : start + chunk].view(torch.uint16).numpy().tobytes() for side in sides)
+        for start in range(0, tokens - chunk + 1, chunk)
+    ]
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Median of a few runs."""
+    taken = []
+    for _ in range(_REPEATS):
+        start = time.thread_time()
+        work()
+        taken.append(time.thread_time() - start)
+    return statistics.median(taken)
+
+
+def report(chunks: list[bytes]) -> list[str]:
+    """One line a codec."""
+    size = sum(map(len, chunks))
+    lines = [f"{len(chunks)} chunks of {len(chunks[0])} bytes; MB/s of raw bytes on one core"]
+    for name, codec, level, shuffle in _CANDIDATES:
+        blosc = Blosc(cname=codec, clevel=level, shuffle=shuffle)
+        raw = [np.frombuffer(chunk, np.uint16) for chunk in chunks]
+        packed = [blosc.encode(chunk) for chunk in raw]
+        ratio = sum(map(len, packed)) / size
+        encode = size / seconds(lambda b=blosc, r=raw: [b.encode(chunk) for chunk in r]) / 1e6
+        decode = size / seconds(lambda b=blosc, p=packed: [b.decode(chunk) for chunk in p]) / 1e6
+        # Reading R raw bytes: R/bandwidth without, ratio*R/bandwidth + R/decode with the codec.
+        helps = (1 - ratio) * decode
+        lines.append(
+            f"{name:20} stored {ratio:6.1%}  encode {encode:6.0f}  decode {decode:6.0f}  "
+            f"helps below {helps:5.0f} MB/s"
+        )
+    return lines
+
+
+def main() -> None:
+    """See module."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens of prose; default 2048")
+    parser.add_argument("--chunk", type=int, default=256, help="tokens of a chunk; default 256")
+    given = parser.parse_args()
+    print("\n".join(report(kv_chunks(given.tokens, given.chunk))))
+
+
+if __name__ == "__main__":
+    main()
