@@ -1,0 +1,212 @@
+"""Routing quality on traces: Kvist's policy beside published formulas, on a simulated cluster.
+
+    python -m bench.routing --trace FILE [--dynamo PYTHON] [--only CELL] [--seeds 5] [--host-blocks N]
+
+The simulation (bench/simulation) runs the router's own mirror, cost and policy. With `--dynamo`, the
+Python of an environment that has ai-dynamo, its offline replay runs the same cells and the difference of
+round robin and of its own router is the calibration error. A win is a paired 95 % interval of mean TTFT
+that excludes zero and exceeds that error. Without a trace, made-up conversations are used: for tuning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from bench import harness
+from bench.simulation import rivals
+from bench.simulation.cluster import Router, Summary, engines, simulate
+from bench.simulation.engine import Engine, EngineSpec
+from bench.simulation.generated import conversations
+from bench.simulation.ours import Kvist
+from bench.simulation.trace import BLOCK_TOKENS, Request, read_trace
+from kvist_router.mind.policies import policy
+
+SPEEDS: Final = (1.0, 4.0)
+SIZES: Final = (600, 2500, 10_000)
+WORKERS: Final = 8
+HOST_SECONDS: Final = 64 * 2**20 / 20e9  # a block of 64 MiB at 20 GB/s
+DEADLINE_SECONDS: Final = 900
+STUDENT: Final = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+_REPLAY: Final = """
+import json, sys
+from dynamo.replay import run_trace_replay
+path, mode, speed, blocks, workers, block = sys.argv[1:]
+engine = {"num_gpu_blocks": int(blocks), "block_size": int(block), "backend": "vllm",
+          "worker_type": "aggregated", "max_num_batched_tokens": 8192, "max_num_seqs": 256,
+          "enable_prefix_caching": True}
+found = run_trace_replay(path, num_workers=int(workers), router_mode=mode, trace_block_size=int(block),
+                         arrival_speedup_ratio=float(speed), extra_engine_args={"engine": engine}).summary
+print(json.dumps([found["prefix_cache_reused_ratio"], found["mean_ttft_ms"], found["p99_ttft_ms"]]))
+"""
+
+MakeRouter = Callable[[Sequence[Engine], int], Router]
+
+
+def _kvist(cluster: Sequence[Engine], seed: int) -> Router:
+    return Kvist(cluster, seed, policy("kvist"))
+
+
+ROUTERS: Final[Mapping[str, MakeRouter]] = {
+    "kvist": _kvist,
+    "round robin": rivals.RoundRobin,
+    "dynamo": rivals.DynamoKv,
+    "llm-d precise": rivals.LlmdPrecise,
+    "llm-d approximate": rivals.LlmdApproximate,
+    "vllm-router": rivals.VllmCacheAware,
+    "production-stack": rivals.ProductionStack,
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One workload on one size of engine."""
+
+    trace: str
+    path: Path | None
+    speed: float
+    spec: EngineSpec
+
+    @property
+    def name(self) -> str:
+        """As `--only` takes it."""
+        return f"{self.trace} x{self.speed:g} {self.spec.blocks}"
+
+    def requests(self, most: int | None) -> list[Request]:
+        """Its workload."""
+        if self.path is None:
+            return conversations(0, 1.7 * self.speed, 600.0)[:most]
+        return read_trace(self.path, self.speed, most)
+
+
+def run(options: harness.Options) -> harness.Result:
+    """Routing quality on traces."""
+    extra = options.extra
+    seeds, most = (2, 400) if options.quick else (extra.seeds, None)
+    tables, goals, wins, losses, count = [], [], 0, 0, 0
+    for cell in _cells(extra):
+        requests = cell.requests(most)
+        found = {name: _runs(requests, cell.spec, make, seeds) for name, make in ROUTERS.items()}
+        replayed = _replays(cell, extra.dynamo) if extra.dynamo and not options.quick else {}
+        error, rows = _calibration(found, replayed)
+        goals += rows
+        table, won, lost = _table(cell, found, error)
+        tables.append(table)
+        wins, losses, count = wins + won, losses + lost, count + len(ROUTERS) - 1
+    headline = (
+        f"mean TTFT against published formulas: {wins} wins, {losses} losses, {count - wins - losses} ties"
+    )
+    return harness.Result(headline, tuple(tables), {"wins": wins, "losses": losses}, tuple(goals))
+
+
+def _cells(extra: argparse.Namespace) -> list[Cell]:
+    traces = [(path.name.split("_")[0].split(".")[0], path) for path in extra.trace] or [("made-up", None)]
+    host, seconds = extra.host_blocks, HOST_SECONDS if extra.host_blocks else 0.0
+    cells = [
+        Cell(name, path, speed, EngineSpec(blocks, host_blocks=host, host_seconds=seconds))
+        for name, path in traces for speed in SPEEDS for blocks in SIZES
+    ]  # fmt: skip
+    return [cell for cell in cells if not extra.only or extra.only in cell.name]
+
+
+def _runs(requests: list[Request], spec: EngineSpec, make: MakeRouter, seeds: int) -> list[Summary]:
+    found = []
+    for seed in range(1 if make is rivals.RoundRobin else seeds):
+        cluster = engines(spec, WORKERS)
+        found.append(simulate(requests, cluster, make(cluster, seed)))
+    return found * (seeds // len(found))  # round robin draws nothing
+
+
+def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
+    """Student's 95 % interval of the mean of paired differences."""
+    mean, count = statistics.fmean(differences), len(differences)
+    if count < 2:
+        return -math.inf, math.inf
+    half = STUDENT.get(count, 2.262) * statistics.stdev(differences) / math.sqrt(count)
+    return mean - half, mean + half
+
+
+def verdict(ours: Sequence[float], theirs: Sequence[float], error: float) -> str:
+    """`win`, `loss` or `tie` of lower-is-better samples; `error` is a share of theirs."""
+    low, high = paired_interval([a - b for a, b in zip(ours, theirs, strict=True)])
+    least = error * statistics.fmean(theirs)
+    if high < -least:
+        return "win"
+    return "loss" if low > least else "tie"
+
+
+def _table(cell: Cell, found: dict[str, list[Summary]], error: float) -> tuple[harness.Table, int, int]:
+    ours, rows, verdicts = [item.mean for item in found["kvist"]], [], []
+    for name, runs in found.items():
+        word = verdict(ours, [item.mean for item in runs], error) if name != "kvist" else ""
+        verdicts.append(word)
+        means = [statistics.fmean(getattr(item, what) for item in runs)
+                 for what in ("hit", "mean", "p99", "imbalance")]  # fmt: skip
+        rows.append((name, f"{means[0]:.3f}", f"{means[1] * 1000:.0f}", f"{means[2] * 1000:.0f}",
+                     f"{means[3]:.2f}", word))  # fmt: skip
+    columns = ("router", "hit", "mean TTFT ms", "p99 TTFT ms", "imbalance", "kvist")
+    host = f", {cell.spec.host_blocks} in memory" if cell.spec.host_blocks else ""
+    table = harness.Table(
+        f"{cell.name} blocks of {BLOCK_TOKENS} tokens{host}, {WORKERS} workers, {len(ours)} seeds",
+        columns, tuple(rows), f"a difference below {error:.1%} of the mean is a tie",
+    )  # fmt: skip
+    return table, verdicts.count("win"), verdicts.count("loss")
+
+
+def _replays(cell: Cell, python: Path) -> dict[str, tuple[float, float, float]]:
+    if cell.path is None:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder) / "trace.jsonl"
+        data = cell.path.read_bytes()
+        plain.write_bytes(gzip.decompress(data) if cell.path.suffix == ".gz" else data)
+        replay = partial(_replay, python, plain, cell)
+        return {"round robin": replay("round_robin"), "dynamo": replay("kv_router")}
+
+
+def _replay(python: Path, trace: Path, cell: Cell, mode: str) -> tuple[float, float, float]:
+    arguments = [str(trace), mode, str(cell.speed), str(cell.spec.blocks), str(WORKERS), str(BLOCK_TOKENS)]
+    done = subprocess.run(
+        [str(python), "-c", _REPLAY, *arguments], capture_output=True, text=True, check=True,
+        timeout=DEADLINE_SECONDS, env={"DYN_LOG": "error"},
+    )  # fmt: skip
+    hit, mean, p99 = json.loads(done.stdout.splitlines()[-1])
+    return hit, mean / 1000, p99 / 1000
+
+
+def _calibration(
+    found: dict[str, list[Summary]], replayed: dict[str, tuple[float, float, float]]
+) -> tuple[float, list[harness.Goal]]:
+    """The greatest relative error of mean TTFT (0 when nothing was replayed), and the goals."""
+    worst, goals = 0.0, []
+    for name, (hit, mean, _) in replayed.items():
+        points = abs(statistics.fmean(item.hit for item in found[name]) - hit) * 100
+        share = abs(statistics.fmean(item.mean for item in found[name]) / mean - 1)
+        worst = max(worst, share)
+        goals.append(harness.Goal(f"{name}, hit rate against its replay", points, 3.0, unit=" points"))
+        goals.append(harness.Goal(f"{name}, mean TTFT against its replay", share * 100, 10.0, unit=" %"))
+    return worst, goals
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trace", type=Path, action="append", default=[], metavar="FILE",
+                        help="Mooncake's format, .gz or plain; may be given again")  # fmt: skip
+    parser.add_argument("--dynamo", type=Path, metavar="PYTHON", help="Python that has ai-dynamo 1.6.1")
+    parser.add_argument("--only", default="", metavar="TEXT", help="cells whose name holds it: 'x4 600'")
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each cell (default: 5)")
+    parser.add_argument("--host-blocks", type=int, default=0, metavar="N", help="memory tier (default: none)")
+
+
+if __name__ == "__main__":
+    sys.exit(harness.main("routing", run, _arguments))
