@@ -71,16 +71,17 @@ def claims(namespace: str, folders: Iterable[HostFolder]) -> list[Object]:
 
 
 def engine_overlay(folders: Iterable[HostFolder]) -> Object:
-    """spec.engine.podTemplate: the folders in engine and agent."""
+    """spec.engine.podTemplate: the folders in engine and agent, and this checkout's Python first."""
     folders = tuple(folders)
     mounts = [{"name": f.name, "mountPath": str(f.path), "readOnly": True} for f in folders]
     volumes = [
         {"name": f.name, "persistentVolumeClaim": {"claimName": f.name, "readOnly": True}} for f in folders
     ]
+    path = {"name": "PATH", "value": f"{CHECKOUT / '.venv' / 'bin'}:/usr/local/bin:/usr/bin:/bin"}
     return {
         "spec": {
-            "containers": [{"name": "engine", "volumeMounts": mounts}],
-            "initContainers": [{"name": "agent", "volumeMounts": mounts}],
+            "containers": [{"name": "engine", "env": [path], "volumeMounts": mounts}],
+            "initContainers": [{"name": "agent", "env": [path], "volumeMounts": mounts}],
             "volumes": volumes,
         }
     }
