@@ -32,6 +32,8 @@ _ASKED_AT_ONCE: Final = 32
 _LIST_BATCH: Final = 1000
 # How servers say that they know no conditional put: S3's error code and HTTP's status.
 _NO_CONDITION: Final = ("NotImplemented", "501")
+# S3's error code; the status is that of wrong credentials.
+_SKEWED: Final = "RequestTimeTooSkewed"
 
 
 class ObjectStore(ChunkStore):
@@ -152,6 +154,8 @@ class ObjectStore(ChunkStore):
 def explain(error: Exception) -> str:
     """One line of an obstore error, with the remedy where there is one."""
     text = str(error).partition("\n\nDebug source")[0].replace("\n", " ")[:500]
+    if _SKEWED in str(error):
+        return f"this machine's clock and the server's differ too much: set the time of both ({text})"
     if isinstance(error, exceptions.UnauthenticatedError | exceptions.PermissionDeniedError):
         return f"access denied: check object_store.credentials_file and the bucket's policy ({text})"
     return text or type(error).__name__

@@ -1,11 +1,14 @@
 """The contract against a real S3 server, a folder and memory, and what can be wrong with a server."""
 
 import asyncio
+import json
 import logging
 
 import pytest
 from aiohttp import web
-from obstore.store import MemoryStore
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
 from kvist_connector.errors import ConfigError, TierError
 from kvist_connector.testing.chunk_store import ChunkStoreSuite, key, read_all
@@ -138,6 +141,57 @@ def test_a_credentials_file_that_does_not_serve_is_refused(tmp_path, text, messa
 def test_an_address_that_cannot_be_used_is_refused():
     with pytest.raises(ConfigError, match=r"object_store\.url"):
         open_backend(Bucket("ftp://somewhere/else"))
+
+
+@pytest.mark.parametrize("scheme", ["az", "azure", "abfs", "adl"])
+def test_azure_addresses_and_their_settings_file_are_accepted(tmp_path, scheme):
+    path = tmp_path / "credentials"
+    path.write_text("[default]\nazure_storage_account_name = acc\nazure_storage_account_key = a2V5\n")
+    backend = open_backend(Bucket(f"{scheme}://box/some/prefix", credentials_file=path))
+    assert isinstance(backend, AzureStore)
+    assert backend.prefix == "some/prefix"
+    assert backend.config["container_name"] == "box"
+
+
+def test_google_addresses_and_their_service_account_are_accepted(tmp_path):
+    path = tmp_path / "account.json"
+    key_pem = rsa.generate_private_key(65537, 2048).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    account = {"type": "service_account", "private_key": key_pem.decode(), "private_key_id": "1"}
+    account |= {"client_email": "a@b.invalid", "client_id": "1", "token_uri": "https://token.invalid"}
+    path.write_text(json.dumps(account))
+    backend = open_backend(Bucket("gs://box/some/prefix", credentials_file=path))
+    assert isinstance(backend, GCSStore)
+    assert backend.prefix == "some/prefix"
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match=r"gs://box cannot be used.*private_key"):
+        open_backend(Bucket("gs://box", credentials_file=path))
+
+
+async def test_clocks_that_differ_are_told_as_such(threads):
+    async def refuse(request: web.Request) -> web.Response:
+        text = "<Error><Code>RequestTimeTooSkewed</Code><Message>too large</Message></Error>"
+        return web.Response(status=403, text=text, content_type="application/xml")
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", refuse)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    backend = S3Store(
+        "bucket",
+        endpoint=f"http://127.0.0.1:{port}",
+        access_key_id="a",
+        secret_access_key="b",
+        client_options={"allow_http": True},
+    )
+    store = ObjectStore(backend, "s3://bucket", threads)
+    with pytest.raises(TierError, match="clock"):
+        await store.get(Read(key(1), [memoryview(bytearray(1))]))
+    await runner.cleanup()
 
 
 async def test_credentials_that_vanished_are_told(s3_server, threads):
