@@ -27,6 +27,9 @@ FILES = E2E / "testbed" / "containerfiles"
 SUITE = "bookworm"
 INCLUDED = ("python3", "python3-venv", "ca-certificates", "libgomp1", "libnuma1", "redis-server")
 BASE = "localhost/kvist-e2e-base"
+STAND_IN = "localhost/kvist-e2e-vllm"
+# Older than what pip would choose: the engine image must leave them as they are.
+PINS = ("numpy==2.2.6", "pydantic==2.11.7")
 # Packages may come through a proxy with a certificate of its own; what the machine trusts, the build trusts.
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 PACKAGES = ("operator/kvist_operator", "router/kvist_router", "connector/kvist_connector", "cli/kvist_cli")
@@ -42,6 +45,9 @@ class Recipe:
     wheel: bool = False
     """Whether a wheel of this checkout and the requirements go into it."""
 
+    stand_in: bool = False
+    """Whether it is built on the stand-in for a vLLM image."""
+
     @property
     def reference(self) -> str:
         """Its name in the cluster."""
@@ -50,6 +56,8 @@ class Recipe:
     def inputs(self) -> Iterable[Path]:
         """The files that decide what is in it."""
         yield self.containerfile
+        if self.stand_in:
+            yield FILES / "vllm"
         if self.wheel:
             yield CHECKOUT / "pyproject.toml"
             for folder in ("requirements", *PACKAGES):
@@ -77,6 +85,13 @@ def recipes() -> tuple[Recipe, ...]:
         Recipe("engine", FILES / "engine", (*base, ("ENVIRONMENT", sys_prefix()))),
         Recipe("redis", FILES / "redis", base),
     )
+
+
+def shipped_engine() -> Recipe:
+    """The engine image as it is shipped, over a stand-in for vLLM's: what Kvist adds, without an engine."""
+    arguments = (("VLLM_IMAGE", STAND_IN),)
+    containerfile = CHECKOUT / "images" / "Containerfile.engine"
+    return Recipe("shipped-engine", containerfile, arguments, wheel=True, stand_in=True)
 
 
 def sys_prefix() -> str:
@@ -117,6 +132,10 @@ def build(recipe: Recipe) -> Path:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     build_base()
+    if recipe.stand_in:
+        buildah("build", "--isolation=chroot", *trusted(), f"--build-arg=BASE={BASE}",
+                f"--build-arg=PINS={' '.join(PINS)}", f"--file={FILES / 'vllm'}", f"--tag={STAND_IN}",
+                str(FILES))  # fmt: skip
     print(f"images: building {recipe.reference}", flush=True)
     half = target.with_suffix(".partial")
     half.unlink(missing_ok=True)

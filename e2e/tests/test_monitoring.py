@@ -87,10 +87,11 @@ def test_their_schemas_accept_what_a_cluster_renders(
 
 
 @pytest.mark.usefixtures("installed")
-def test_the_charts_own_monitor_is_accepted(kubectl: Kubectl, namespace: str) -> None:
+def test_the_charts_own_monitor_and_alerts_are_accepted(kubectl: Kubectl, namespace: str) -> None:
+    given = values(namespace, metrics={"podMonitor": True, "prometheusRule": True})
     text = Helm(kubectl)(
-        "template", ACCOUNT, str(CHART), f"--namespace={namespace}", "--values=-",
-        stdin=json.dumps(values(namespace, metrics={"podMonitor": True})),
-    )  # fmt: skip
-    (monitor,) = [item for item in yaml.safe_load_all(text) if item and item["kind"] == "PodMonitor"]
-    assert "podmonitor" in kubectl(*STRICT, f"--namespace={namespace}", stdin=yaml.safe_dump(monitor))
+        "template", ACCOUNT, str(CHART), f"--namespace={namespace}", "--values=-", stdin=json.dumps(given)
+    )
+    mine = [item for item in yaml.safe_load_all(text) if item and item["kind"] in OPTIONAL_KINDS]
+    said = kubectl(*STRICT, f"--namespace={namespace}", stdin=yaml.safe_dump_all(mine))
+    assert len(said.splitlines()) == len(mine) == 2
