@@ -8,7 +8,7 @@ import typer
 
 from kvist_cli import demo
 from kvist_cli.boundary import KvistGroup
-from kvist_cli.commands import cache, controls, down, model, router, status, up
+from kvist_cli.commands import bench, cache, controls, down, model, router, size, status, up
 from kvist_cli.demo import register as register_demo
 from kvist_cli.output import print_version
 
@@ -41,4 +41,6 @@ router.register(app)
 cache.register(app)
 controls.register(app)
 model.register(app)
+size.register(app)
+bench.register(app)
 demo.register(app)

@@ -94,3 +94,12 @@ def _load_seconds(sizes: Sequence[tuple[TierPrice, int]]) -> float:
     for price, size in sizes:
         by_tier[price] = by_tier.get(price, 0) + size
     return sum(price.seconds(size) for price, size in by_tier.items())
+
+
+def break_even_bandwidth(prefill: PrefillModel, tokens: int, size: int, latency: float = 0.0) -> float | None:
+    """Bytes per second above which loading a prompt of `tokens` and `size` bytes beats computing it.
+
+    None: the first byte alone comes later than the computed result.
+    """
+    left = prefill.seconds(0, tokens) - latency
+    return size / left if left > 0 else None

@@ -102,7 +102,7 @@ class _Writer:
         known = memory.keys()
         lacking = [key for key in known if key not in self._queue and tier not in self._catalog.tiers_of(key)]
         nodes = [node for node in map(memory.get, (*self._queue, *lacking)) if node is not None]
-        nodes.sort(key=lambda node: node.priority, reverse=True)
+        nodes.sort(key=lambda node: memory.worth(node.key), reverse=True)
         # Beyond the tier's room every chunk written would push out another one.
         room = self._limit if self._lower.room is None else min(self._limit, self._lower.room)
         most = max(len(self._queue), room // max(1, size))
@@ -187,11 +187,11 @@ class _Writer:
         return min((key for key, _ in chunks if key not in parents), key=self._worth)
 
     def _worth(self, key: bytes) -> float:
-        chunk, node = self._catalog.resident(key), self._catalog.index(Tier.MEMORY).get(key)
-        if chunk is None or node is None:
+        chunk, memory = self._catalog.resident(key), self._catalog.index(Tier.MEMORY)
+        if chunk is None or key not in memory:
             return -1.0
         parent = self._catalog.get(chunk.parent)
         follows = chunk.parent in self._queue or chunk.parent == self._writing
         there = parent is not None and self._lower.tier in parent.below
         # A chunk whose predecessor was dropped is worth nothing below: lookups stop before it.
-        return node.priority if chunk.index == 0 or follows or there else -1.0
+        return memory.worth(key) if chunk.index == 0 or follows or there else -1.0

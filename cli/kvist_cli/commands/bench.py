@@ -1,0 +1,166 @@
+"""`kvist bench eviction`: what a tier of a given size would have held, on a recorded trace."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from kvist_cli.commands.options import AsJson
+from kvist_cli.output import console, print_json
+from kvist_connector.errors import ConfigError
+from kvist_connector.eviction import Hits, Trace, optimum, policy, read_trace, replay
+from kvist_connector.quantity import format_bytes, parse_quantity
+
+_EXAMPLES: Final = """
+Examples:
+
+  kvist bench eviction --trace conversation_trace.jsonl.gz --capacity 100GiB --capacity 500GiB
+
+  kvist bench eviction --trace trace.jsonl --capacity 64Gi --bytes-per-token 49152 --policy lru --json
+
+A trace is JSON lines with input_length and hash_ids, the blocks of the prompt, plain or gzip. The
+optimum knows the future: no order of eviction hits more blocks. `kvist size` says the bytes per token.
+"""
+
+
+class PolicyName(StrEnum):
+    """Rules that can be compared."""
+
+    LRU = "lru"
+    COST = "cost"
+    OPTIMUM = "optimum"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One capacity and one rule."""
+
+    policy: str
+    capacity: int  # bytes
+    blocks: int  # that fit
+    hits: Hits
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command group."""
+    group = typer.Typer(no_args_is_help=True, help="Measure without a cluster.", epilog=_EXAMPLES)
+    group.command("eviction", epilog=_EXAMPLES)(eviction)
+    group.callback()(_group)
+    app.add_typer(group, name="bench")
+
+
+def _group() -> None:
+    """Measure without a cluster."""
+
+
+def eviction(
+    trace: Annotated[Path, typer.Option(help="File of the trace.")],
+    capacity: Annotated[list[str], typer.Option(help="Size of the tier, such as 100GiB; repeatable.")],
+    bytes_per_token: Annotated[
+        int, typer.Option(min=1, help="KV bytes per token over all layers and ranks.")
+    ] = 47616,
+    block_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one block of the trace.")] = 512,
+    rules: Annotated[
+        list[PolicyName], typer.Option("--policy", help="Rule to replay; repeatable. Default: all.")
+    ] = [],  # noqa: B006
+    json: AsJson = False,
+) -> None:
+    """Replay a trace through the agent's eviction: hit rate of each rule beside the offline optimum."""
+    capacities = [_capacity(text, block_tokens * bytes_per_token) for text in capacity]
+    chosen = rules or list(PolicyName)
+    with _Shown(Console(stderr=True)) as shown:
+        requests = read_trace(trace, block_tokens, shown.lines)
+        rows = [
+            Row(name.value, size, blocks, _run(requests, name, blocks, shown))
+            for size, blocks in capacities
+            for name in chosen
+        ]
+    if json:
+        print_json(document(trace, requests, rows, bytes_per_token))
+    else:
+        console().print(_table(trace, requests, rows))
+
+
+def _capacity(text: str, block: int) -> tuple[int, int]:
+    try:
+        size = parse_quantity(text.removesuffix("B") if text[-2:-1].isalpha() else text)
+    except ValueError as error:
+        raise ConfigError(f"--capacity: '{text}' is not valid: {error}") from error
+    if size < block:
+        raise ConfigError(f"--capacity: '{text}' holds no block of {format_bytes(block)}: give more")
+    return size, size // block
+
+
+def _run(trace: Trace, name: PolicyName, blocks: int, shown: _Shown) -> Hits:
+    shown.start(f"{name.value}, {blocks} blocks", len(trace))
+    if name is PolicyName.OPTIMUM:
+        return optimum(trace, blocks, progress=shown.requests)
+    return replay(trace, blocks, policy("lru" if name is PolicyName.LRU else "cost"), progress=shown.requests)
+
+
+def document(path: Path, trace: Trace, rows: list[Row], bytes_per_token: int) -> dict[str, Any]:
+    """For scripts."""
+    return {
+        "trace": str(path),
+        "requests": len(trace),
+        "blocks": len(trace.blocks),
+        "distinct_blocks": trace.distinct,
+        "block_tokens": trace.block_tokens,
+        "bytes_per_token": bytes_per_token,
+        "rows": [{**asdict(row), "hit_rate": row.hits.rate} for row in rows],
+    }
+
+
+def _table(path: Path, trace: Trace, rows: list[Row]) -> Table:
+    names = list(dict.fromkeys(row.policy for row in rows))
+    title = f"{path.name}: {len(trace)} requests, {trace.distinct} distinct blocks; tokens hit"
+    table = Table("capacity", "blocks", *names, "gap closed", title=title, title_justify="left", box=None)
+    for size in dict.fromkeys(row.capacity for row in rows):
+        rates = {row.policy: row.hits.rate for row in rows if row.capacity == size}
+        blocks = next(row.blocks for row in rows if row.capacity == size)
+        cells = [f"{100 * rates[name]:.2f} %" for name in names]
+        table.add_row(format_bytes(size), str(blocks), *cells, _closed(rates))
+    return table
+
+
+def _closed(rates: dict[str, float]) -> str:
+    if len(rates) < len(PolicyName):
+        return "-"
+    gap = rates[PolicyName.OPTIMUM] - rates[PolicyName.LRU]
+    return f"{100 * (rates[PolicyName.COST] - rates[PolicyName.LRU]) / gap:.0f} %" if gap > 0 else "no gap"
+
+
+class _Shown:
+    """A bar on a terminal's standard error, nothing elsewhere."""
+
+    def __init__(self, screen: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=screen, transient=True, disable=not sys.stderr.isatty())
+        self._task = self._progress.add_task("reading", total=None)
+
+    def __enter__(self) -> _Shown:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def lines(self, number: int) -> None:
+        """Of the file, so far."""
+        self._progress.update(self._task, description=f"reading, request {number}")
+
+    def start(self, text: str, total: int) -> None:
+        """The next replay."""
+        self._progress.reset(self._task, description=text, total=total)
+
+    def requests(self, number: int) -> None:
+        """Replayed, so far."""
+        self._progress.update(self._task, completed=number)

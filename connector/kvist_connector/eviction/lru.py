@@ -1,0 +1,26 @@
+"""Least recently used: one queue."""
+
+from __future__ import annotations
+
+from kvist_connector.eviction.candidate import Candidate
+
+
+class Lru:
+    """Learns nothing; worth is the time of last use."""
+
+    def enter(self, candidate: Candidate, parent: Candidate | None) -> None:
+        """Nothing to learn."""
+
+    def use(self, candidate: Candidate, tick: int) -> None:
+        """Nothing to learn."""
+
+    def leave(self, candidate: Candidate, tick: int, evicted: bool) -> None:
+        """Nothing to learn."""
+
+    def queue(self, candidate: Candidate, tick: int) -> int:
+        """All in one."""
+        return 0
+
+    def worth(self, candidate: Candidate, queue: int) -> float:
+        """Later is better."""
+        return float(candidate.tick)
