@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +56,16 @@ class Pods:
         self._kill(self._container(pod, container))
         self.kubectl("delete", f"pod/{pod}", f"--namespace={self.namespace}", "--grace-period=0", "--force")
 
+    @contextmanager
+    def stopped(self, pod: str, container: str) -> Iterator[None]:
+        """A container's first process takes no step inside the context: it is there, and answers nobody."""
+        before = self._container(pod, container)
+        self._kill(before, "SIGSTOP")
+        try:
+            yield
+        finally:
+            self._kill(before, "SIGCONT")
+
     def ready(self, name: str, uid_not: str = "", seconds: float = 600) -> dict[str, Any]:
         """Wait until a pod of this name, of another uid when one is given, is ready."""
 
@@ -71,10 +82,10 @@ class Pods:
         """Wait until `found` finds none."""
         until("no pods", lambda: not found(), seconds, lambda: str([p["metadata"]["name"] for p in found()]))
 
-    def _kill(self, container: dict[str, Any]) -> None:
+    def _kill(self, container: dict[str, Any], signal: str = "SIGKILL") -> None:
         store = ImageStore(self.kubectl.bed, self.kubectl.catalogue)
         identity = container["containerID"].rpartition("//")[2]
-        store.ctr("tasks", "kill", "--signal=SIGKILL", identity)
+        store.ctr("tasks", "kill", f"--signal={signal}", identity)
 
     def _container(self, pod: str, container: str) -> dict[str, Any]:
         status = (self.get(pod) or {}).get("status", {})
