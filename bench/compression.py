@@ -1,9 +1,10 @@
 """Lossless codecs on KV that a model really computed: size, and speed of both directions on one core.
 
-    python -m bench.compression [--tokens 2048] [--chunk 256]
+    python -m bench.compression [--tokens 2048] [--chunk 256] [--stored FOLDER]
 
-The text is this repository's own documentation. Ratios and speeds of each codec are of the same
-chunks in one run; a tier gains from a codec only where `helps below` is above its bandwidth.
+The text is this repository's own documentation; or the chunks are those of a disk tier. Ratios
+and speeds of each codec are of the same chunks in one run; a tier gains from a codec only where
+its bandwidth is below `helps below`.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from numcodecs import blosc as blosc_library
 from numcodecs.blosc import Blosc
 
 from bench.prompts import model_folder
+from kvist_connector.tiers.header import HEADER_BYTES
 
 _REPEATS = 3
 _CANDIDATES = (
     ("zstd-1 byte planes", "zstd", 1, Blosc.SHUFFLE),
     ("zstd-3 byte planes", "zstd", 3, Blosc.SHUFFLE),
+    ("zstd-5 byte planes", "zstd", 5, Blosc.SHUFFLE),
     ("zstd-1 bit planes", "zstd", 1, Blosc.BITSHUFFLE),
     ("zstd-1 as it is", "zstd", 1, Blosc.NOSHUFFLE),
     ("lz4-1 byte planes", "lz4", 1, Blosc.SHUFFLE),
@@ -48,6 +52,15 @@ def kv_chunks(tokens: int, chunk: int) -> list[bytes]:
     ]
 
 
+def stored_chunks(folder: Path, count: int) -> list[bytes]:
+    """Bodies of a disk tier's plain chunks of one size."""
+    paths = sorted(folder.rglob("*.kvist"))[:count]
+    bodies = [path.read_bytes()[HEADER_BYTES:] for path in paths]
+    if not bodies:
+        raise SystemExit(f"{folder} has no chunks (*.kvist): name the folder of a disk tier")
+    return [body for body in bodies if len(body) == len(bodies[0])]
+
+
 def seconds(work: Callable[[], object]) -> float:
     """Median of a few runs."""
     taken = []
@@ -60,6 +73,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 def report(chunks: list[bytes]) -> list[str]:
     """One line a codec."""
+    blosc_library.use_threads = False  # as in the agent's threads
     size = sum(map(len, chunks))
     lines = [f"{len(chunks)} chunks of {len(chunks[0])} bytes; MB/s of raw bytes on one core"]
     for name, codec, level, shuffle in _CANDIDATES:
@@ -85,8 +99,11 @@ def main() -> None:
     )
     parser.add_argument("--tokens", type=int, default=2048, help="tokens of prose; default 2048")
     parser.add_argument("--chunk", type=int, default=256, help="tokens of a chunk; default 256")
+    parser.add_argument("--stored", type=Path, help="folder of a disk tier without compression")
     given = parser.parse_args()
-    print("\n".join(report(kv_chunks(given.tokens, given.chunk))))
+    stored: Path | None = given.stored
+    made = stored_chunks(stored, given.tokens // given.chunk) if stored else None
+    print("\n".join(report(made or kv_chunks(given.tokens, given.chunk))))
 
 
 if __name__ == "__main__":
