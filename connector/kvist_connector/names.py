@@ -53,6 +53,9 @@ PATH_HEALTHZ: Final = "/healthz"
 PATH_READYZ: Final = "/readyz"
 PATH_METRICS: Final = "/metrics"
 
+# Tags that the connector adds to the chunks of an adapter: the prefix, its name, and name@revision.
+TAG_LORA: Final = "kvist.lora:"
+
 # Metric label names. Values are bounded: no request id, no key, no prompt text.
 LABEL_TIER: Final = "tier"
 LABEL_REPLICA: Final = "replica"

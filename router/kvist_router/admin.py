@@ -1,4 +1,4 @@
-"""The admin port: decisions, replicas, metrics. Called by app.py; reads the mind, changes nothing."""
+"""The admin port: decisions, replicas, metrics, controls. Called by app.py; the mind is only read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from kvist_connector import names
+from kvist_router.controls.routes import CONTROLS, ClusterControls, Guard, add_controls
 from kvist_router.http_errors import one_error_form, refused
 from kvist_router.mind.interface import Refusal
 from kvist_router.mind.mind import LocalMind
@@ -19,10 +20,13 @@ from kvist_router.mind.replica import Replica
 MAX_DECISIONS = 1000
 
 
-def admin_app(mind: LocalMind, registry: CollectorRegistry) -> FastAPI:
-    """`GET /v1/kvist/decisions[/{id}]`, `/v1/kvist/replicas`, `/metrics`, `/healthz`."""
+def admin_app(
+    mind: LocalMind, registry: CollectorRegistry, controls: ClusterControls, guard: Guard
+) -> FastAPI:
+    """`GET /v1/kvist/decisions[/{id}]`, `/v1/kvist/replicas`, `/metrics`, `/healthz`, and the controls."""
     app = FastAPI(title="kvist router admin", docs_url=None, redoc_url=None, openapi_url=None)
-    one_error_form(app, ", ".join((names.PATH_DECISIONS, names.PATH_REPLICAS, names.PATH_METRICS)))
+    one_error_form(app, ", ".join((names.PATH_DECISIONS, names.PATH_REPLICAS, names.PATH_METRICS, *CONTROLS)))
+    add_controls(app, controls, guard)
 
     @app.get(names.PATH_DECISIONS)
     async def decisions(limit: int = Query(default=100, ge=1, le=MAX_DECISIONS)) -> Response:
@@ -73,6 +77,7 @@ def describe(replica: Replica) -> dict[str, Any]:
         "listed_ready": replica.listed_ready,
         "terminating": replica.terminating,
         "draining": replica.draining,
+        "behind": replica.behind,
         "models": sorted(replica.models),
         "mirrored": replica.mirrored(time.monotonic()),
         "feed": {

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +27,10 @@ from kvist_connector import names
 from kvist_connector.errors import ConfigError
 from kvist_connector.settings import add_flags, load, program_parser, to_yaml
 from kvist_router.admin import admin_app
+from kvist_router.controls.fanout import FanOut
+from kvist_router.controls.routes import ClusterControls, Guard
+from kvist_router.controls.selection import Selections
+from kvist_router.controls.spread import Spreader
 from kvist_router.discovery.source import Source
 from kvist_router.discovery.sources import source
 from kvist_router.endpoint import Endpoint, rest_app
@@ -49,6 +53,9 @@ from kvist_router.settings import RouterSettings
 from kvist_router.tokens.remote import RemoteTokenizer
 from kvist_router.tokens.tokenizer import ModelTokenizer
 
+# Of a control: a shared tier is listed and emptied meanwhile, or a long prefix read from it.
+CONTROL_SECONDS = 100.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _log = logging.getLogger(__name__)
 
 _EXAMPLES = """examples:
@@ -157,17 +164,42 @@ async def build(settings: RouterSettings) -> AsyncIterator[Running]:
             ) as others,
         ):
             found = source(settings, others, os.environ)
-            async with _mind(settings, found, others, MindMetrics(registry), relay_metrics) as mind:
+            async with (
+                _mind(settings, found, others, MindMetrics(registry), relay_metrics) as mind,
+                AsyncExitStack() as background,
+            ):
+                link = _link(settings)
+                fanout = FanOut(others, link, CONTROL_SECONDS)
+                spreader = await background.enter_async_context(_spreading(mind, fanout))
+                secret = _secret(settings.tenant.secret_file)
+                controls = ClusterControls(mind.replicas, fanout, Selections(mind, secret), spreader)
+                guard = Guard(link, settings.admin_host in LOOPBACK)
                 relay = Relay(mind, upstream, limits, relay_metrics, settings.tenant.header)
                 readiness = Readiness(
                     mind.replicas, mind.source, found, settings.index.ready_seconds, limits.queue_seconds > 0
                 )
                 apps: list[tuple[ASGIApp, socket.socket]] = [
                     (Endpoint(relay, rest_app(mind, registry, readiness)), endpoint_socket),
-                    (admin_app(mind, registry), admin_socket),
+                    (admin_app(mind, registry, controls, guard), admin_socket),
                 ]
                 servers = Servers(apps, limits.drain_seconds, settings.grace_seconds, readiness.stop)
                 yield Running(mind, servers, _url(endpoint_socket), _url(admin_socket))
+
+
+@asynccontextmanager
+async def _spreading(mind: LocalMind, fanout: FanOut) -> AsyncIterator[Spreader]:
+    spreader = Spreader(mind.replicas, fanout)
+    task = asyncio.create_task(supervised("retirement", spreader.run, mind.metrics))
+    try:
+        yield spreader
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _link(settings: RouterSettings) -> AgentLink:
+    own = socket.gethostname() if settings.kubernetes.service else "router"
+    return AgentLink(settings.name or own, settings.agent.token_file)
 
 
 async def _serve(settings: RouterSettings) -> None:
@@ -239,8 +271,7 @@ def _fleet(
     metrics: MindMetrics,
     relay: RelayMetrics,
 ) -> Fleet:
-    own = socket.gethostname() if settings.kubernetes.service else "router"
-    link = AgentLink(settings.name or own, settings.agent.token_file)
+    link = _link(settings)
     silent = settings.index.silent_seconds
     reader = FeedReader(session, link, silent, mind.feed_message, time.monotonic, Random(), metrics)
     acknowledger = DrainAcknowledger(session, link, silent)

@@ -18,7 +18,7 @@ from kvist_cli.local import Event, EventKind, Options, Ports
 from kvist_cli.progress import Progress
 
 COMMANDS = (
-    *("up", "down", "status", "stats", "lookup", "clear", "pin", "unpin", "prefetch", "move"),
+    *("up", "down", "status", "stats", "lookup", "clear", "pin", "unpin", "prefetch", "move", "retire"),
     *("demo", "model path", "model fetch-demo"),
 )
 

@@ -1,4 +1,4 @@
-"""`kvist pin`, `unpin`, `clear`, `prefetch`, `move`: what changes caches, of one cluster or by address."""
+"""The commands that change caches, of one cluster or by address: clear, pin, prefetch, move, retire."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import typer
 
 from kvist_cli.commands.selecting import Chosen, answers, selecting, show
 from kvist_connector.errors import ConfigError
-from kvist_connector.names import PATH_CLEAR, PATH_MOVE, PATH_PIN, PATH_PREFETCH, PATH_UNPIN
+from kvist_connector.names import (
+    PATH_CLEAR,
+    PATH_MOVE,
+    PATH_PIN,
+    PATH_PREFETCH,
+    PATH_RETIRE,
+    PATH_UNPIN,
+)
 
 _PIN: Final = """
 Examples:
@@ -57,6 +64,19 @@ Examples:
 
 Without --copy one copy is left of what memory and disk of a replica held; shared tiers keep theirs.
 """
+_RETIRE: Final = """
+Examples:
+
+  kvist retire --tag handbook-v1
+
+  kvist retire --lora support --dry-run
+
+  kvist retire --revision 2024-06 --router http://127.0.0.1:8081
+
+What was computed before is not served any more, by no tier and no engine, also after restarts; what is
+computed from now on is. `incomplete` names replicas that do not know it yet: routers send them nothing
+until they do.
+"""
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be changed.")]
 
@@ -87,6 +107,7 @@ def register(app: typer.Typer) -> None:
     app.command("unpin", epilog=_UNPIN)(selecting(unpin))
     app.command("prefetch", epilog=_PREFETCH)(selecting(prefetch))
     app.command("move", epilog=_MOVE)(selecting(move))
+    app.command("retire", epilog=_RETIRE)(selecting(retire))
 
 
 def clear(
@@ -132,6 +153,19 @@ def move(
     """Put chunks into another tier."""
     body = chosen.body("move") | {"to": to.value, "copy": copy, "dry_run": dry_run}
     show(chosen, answers(chosen, PATH_MOVE, body), "copied" if copy else "moved")
+
+
+def retire(
+    chosen: Chosen,
+    revision: Annotated[
+        str | None, typer.Option(help="Revision of the model, as kv_connector_extra_config gives it.")
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Take authority from cached state: by tag, token prefix, LoRA adapter or model revision."""
+    body = chosen.body("retire", required=False) | {"dry_run": dry_run}
+    body |= {} if revision is None else {"revision": revision}
+    show(chosen, answers(chosen, PATH_RETIRE, body, prefer_router=True), "retired")
 
 
 def seconds_of(text: str) -> float:

@@ -15,6 +15,7 @@ from kvist_connector.agent.engine_server import EngineServer
 from kvist_connector.agent.http import Api, Status
 from kvist_connector.agent.metrics import Metrics
 from kvist_connector.agent.parts import Opened, Parts, build
+from kvist_connector.agent.retired_file import RetiredFile
 from kvist_connector.agent.session import Session
 from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.agent.stores import open_stores
@@ -56,7 +57,9 @@ class Agent:
             )
         stores = await open_stores(self._settings, self._threads, self._metrics.meter)
         now_ms = int(time.time() * 1000)
-        opened = Opened(arena, stores)
+        file = RetiredFile(self._settings.arena, self._settings.disk.path, lambda: now_ms)
+        retired = await loop.run_in_executor(self._threads, file.read)
+        opened = Opened(arena, stores, retired, file)
         parts = build(self._settings, opened, self.supervisor, now_ms, self.connections_changed)
         self.parts = parts
         await self._adopt(parts)

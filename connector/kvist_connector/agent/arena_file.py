@@ -100,6 +100,10 @@ class ArenaFile:
         starts = [slot_offset(geometry, rank, slot) for rank in range(geometry.ranks)]
         return [self._view[start : start + length] for start in starts]
 
+    def give_up(self) -> None:
+        """Release the lock only, as the end of a process does; views handed out may still exist."""
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
     def close(self) -> None:
         """Release mapping and lock; the file stays. Views handed out must be gone."""
         self._view.release()

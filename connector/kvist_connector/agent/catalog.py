@@ -14,8 +14,8 @@ from typing import Literal
 
 from kvist_connector.eviction import Candidate, EvictionIndex, policy
 from kvist_connector.protocol.engine import SlotRef
+from kvist_connector.protocol.tags import EVERY_TAG, merge_tags
 from kvist_connector.protocol.tiers import Tier
-from kvist_connector.tiers.envelope import MAX_TAG_BYTES, tag_bytes
 
 Watcher = Callable[[Tier, bytes, bool], None]  # tier, key, added (else removed)
 
@@ -34,13 +34,8 @@ class Chunk:
     leases: int = 0
     hits: int = 0
     used: float = 0.0
-    epoch: int = 0  # of retirement when it was computed (retired.py)
+    epoch: int | None = None  # of retirement when it was computed (retired.py); None: its tier knows
     pinned: bool = False
-
-
-# Beyond this a chunk has the one tag EVERY_TAG, and whatever is said of any tag is said of it.
-MAX_TAGS = 32
-EVERY_TAG = "*"
 
 
 class Catalog:
@@ -69,6 +64,11 @@ class Catalog:
         """The chunk if it is in memory."""
         chunk = self._chunks.get(key)
         return chunk if chunk is not None and chunk.ref is not None else None
+
+    def parent_of(self, key: bytes) -> bytes | None:
+        """The chunk before one that is known here."""
+        chunk = self._chunks.get(key)
+        return None if chunk is None else chunk.parent
 
     def tiers_of(self, key: bytes) -> list[Tier]:
         """Where the chunk is, preferred first."""
@@ -108,6 +108,10 @@ class Catalog:
         for tag in merged:
             self._tagged.setdefault(tag, set()).add(chunk.key)
         return True
+
+    def age(self, chunk: Chunk, epoch: int) -> None:
+        """A copy of the chunk was computed at this epoch; the oldest copy counts."""
+        chunk.epoch = epoch if chunk.epoch is None else min(chunk.epoch, epoch)
 
     def pin(self, chunk: Chunk) -> None:
         """Keep the chunk from eviction in every tier it is in or enters; pinning twice is nothing."""
@@ -287,10 +291,3 @@ class Catalog:
         for tier in (Tier.MEMORY, *chunk.below):
             if chunk.key in self._tiers[tier]:
                 change(self._tiers[tier], chunk.key)
-
-
-def merge_tags(one: Iterable[str], other: Iterable[str]) -> tuple[str, ...]:
-    """The union, sorted; EVERY_TAG alone when that is more than a chunk can carry."""
-    tags = tuple(sorted({*one, *other}))
-    fits = len(tags) <= MAX_TAGS and tag_bytes(tags) <= MAX_TAG_BYTES
-    return tags if fits and EVERY_TAG not in tags else (EVERY_TAG,)

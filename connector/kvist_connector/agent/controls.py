@@ -13,6 +13,7 @@ from kvist_connector.agent.edits import Edits
 from kvist_connector.agent.gpu_index import GpuIndex
 from kvist_connector.agent.lower import LowerTier
 from kvist_connector.agent.pins import Pins
+from kvist_connector.agent.retire import Retire
 from kvist_connector.agent.selection import RequestError, Selector, select, typed
 from kvist_connector.agent.totals import Totals
 from kvist_connector.agent.writebehind import WriteBehind
@@ -41,7 +42,9 @@ class Controls:
         totals: Totals,
         drain: Drain,
         pins: Pins,
+        retire: Retire,
     ) -> None:
+        self.retire = retire
         self.edits = Edits(core, lower, pins)
         self._drain = drain
         self._pins = pins
@@ -123,6 +126,7 @@ class Controls:
                 "worker": len(core.sessions) - len(core.schedulers),
             },
             "pinned": len(self._pins),
+            "retire_epoch": core.authority.known.epoch,
             "pending_loads": core.loader.pending,
             "write_behind": {
                 "pending_chunks": self._writebehind.pending_chunks,

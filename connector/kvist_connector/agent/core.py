@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from kvist_connector import __version__
+from kvist_connector.agent.authority import Authority
 from kvist_connector.agent.catalog import Catalog
 from kvist_connector.agent.layouts import Step as Verdict
 from kvist_connector.agent.layouts import judge
@@ -79,6 +80,11 @@ class Core:
         self.catalog.on_gone = self._gone_key
 
     @property
+    def authority(self) -> Authority:
+        """What is retired."""
+        return self.memory.authority
+
+    @property
     def schedulers(self) -> list[Session]:
         """Connected scheduler halves."""
         return [session for session in self.sessions if session.is_scheduler]
@@ -117,6 +123,7 @@ class Core:
         )
         if session.is_scheduler:
             self._send_arena(session)
+            self._tell_retired(session)
             self._grant(session)
             self.hooks.engine(hello.engine)
         else:
@@ -246,13 +253,13 @@ class Core:
         self.counts["commits_" + outcome] += 1
         if outcome != "accepted":
             self.memory.discard(commit.ref)
-            if outcome == "orphaned":
+            if outcome in ("orphaned", "retired"):
                 self._gone_key(commit.key)
             present = self.catalog.get(commit.key)
             if present is not None:
                 self.memory.tag(present, commit.tags)
             return
-        self.memory.commit(commit.ref, commit.key, commit.parent, commit.index, commit.tags)
+        self.memory.commit(commit.ref, commit.key, commit.parent, commit.index, commit.tags, commit.epoch)
         self.hooks.committed(commit.key)
 
     def _judge_commit(self, commit: Commit) -> str:
@@ -260,6 +267,8 @@ class Core:
             raise ValueError("a commit's key and parent have 16 bytes each")
         if self.catalog.resident(commit.key) is not None or self.loader.is_loading(commit.key):
             return "duplicate"
+        if self.memory.authority.retires(commit.key, commit.parent, commit.epoch, commit.tags):
+            return "retired"
         if commit.index > 0:
             parent = self.catalog.get(commit.parent)
             if parent is None or parent.index != commit.index - 1:
@@ -292,6 +301,15 @@ class Core:
         refs = session.grants.refill()
         if refs:
             session.send(wire.Grant(refs=refs))
+
+    def tell_retired(self) -> None:
+        """The epoch of retirement has grown."""
+        for session in self.schedulers:
+            self._tell_retired(session)
+
+    def _tell_retired(self, session: Session) -> None:
+        if self.authority.known.epoch:
+            session.send(wire.Retired(epoch=self.authority.known.epoch))
 
     def _gone_key(self, key: bytes) -> None:
         if not self._evicted:

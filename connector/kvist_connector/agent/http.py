@@ -72,6 +72,9 @@ class Api:
                 web.post(names.PATH_CLEAR, self._change(lambda controls: controls.edits.clear)),
                 web.post(names.PATH_PREFETCH, self._change(lambda controls: controls.edits.prefetch)),
                 web.post(names.PATH_MOVE, self._change(lambda controls: controls.edits.move)),
+                web.post(names.PATH_RETIRE, self._change(lambda controls: controls.retire.retire)),
+                web.post(names.PATH_RETIRED, self._change(lambda controls: controls.retire.merge)),
+                web.get(names.PATH_RETIRED, self._retired),
                 web.get(names.PATH_STATS, self._stats),
             ]
         )
@@ -140,6 +143,9 @@ class Api:
 
     async def _acknowledge(self, request: web.Request) -> web.Response:
         return _json(self._controls.acknowledge(await _body(request)))
+
+    async def _retired(self, _: web.Request) -> web.Response:
+        return _json(self._controls.retire.known)
 
     async def _stats(self, _: web.Request) -> web.Response:
         return _json(self._controls.stats())

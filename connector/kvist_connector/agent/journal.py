@@ -34,6 +34,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, tag=True):
     parent: bytes
     index: int
     tags: tuple[str, ...] = ()
+    epoch: int = 0
 
 
 class Owner(msgspec.Struct, frozen=True, array_like=True, tag=True):

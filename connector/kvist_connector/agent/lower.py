@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum, StrEnum, auto
 
 from kvist_connector.agent.answering import Answering
+from kvist_connector.agent.authority import Authority
 from kvist_connector.agent.busy import Busy
 from kvist_connector.agent.catalog import Catalog, Chunk
 from kvist_connector.agent.speed import Speed
@@ -65,6 +66,7 @@ class LowerTier(ABC):
         self._fingerprint = b""
         self._era = 0  # grows when all is dropped: what began before it does not count
         self._deleting: dict[bytes, asyncio.Task[None]] = {}
+        self.authority = Authority()
         self.speed = Speed.of(tier)
         self.counts: Counter[str] = Counter()
         self._answering = Answering(store)
@@ -137,6 +139,11 @@ class LowerTier(ABC):
         if header is None:
             self.counts["read_missing"] += 1
             self._catalog.leave_below(self.tier, key)
+        elif self.authority.retires(key, header.parent, header.retire_epoch, header.tags):
+            self.counts["retired"] += 1
+            self._catalog.leave_below(self.tier, key)
+            self._delete_soon(key, self._fingerprint)
+            return None
         return header if era == self._era else None
 
     async def store(self, chunk: Chunk, parts: Sequence[memoryview]) -> Stored:
@@ -159,7 +166,7 @@ class LowerTier(ABC):
                 self._failed("write_failed", error)
                 return Stored.REFUSED
         self._answering.worked()
-        if era != self._era:
+        if era != self._era or self.authority.retires(chunk.key, chunk.parent, chunk.epoch, chunk.tags):
             self._delete_soon(chunk.key, fingerprint)
             return Stored.REFUSED
         if fingerprint == self._fingerprint:
@@ -195,6 +202,7 @@ class LowerTier(ABC):
             parent=chunk.parent,
             index=chunk.index,
             tags=chunk.tags,
+            retire_epoch=chunk.epoch or 0,
         )
 
     def _enter(self, key: bytes, parent: bytes, index: int, size: int) -> Chunk:

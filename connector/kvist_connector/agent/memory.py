@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from kvist_connector.agent.arena_file import ArenaFile
-from kvist_connector.agent.catalog import Catalog, Chunk, merge_tags
+from kvist_connector.agent.authority import Authority
+from kvist_connector.agent.catalog import Catalog, Chunk
 from kvist_connector.agent.journal import Entry, Journal
 from kvist_connector.agent.layouts import geometry_of
 from kvist_connector.agent.slots import SlotTable
@@ -18,6 +19,7 @@ from kvist_connector.arena.geometry import chunk_bytes
 from kvist_connector.arena.headers import State
 from kvist_connector.errors import ConfigError
 from kvist_connector.protocol.engine import Geometry, Layout, SlotRef
+from kvist_connector.protocol.tags import merge_tags
 from kvist_connector.protocol.tiers import Tier
 
 # The newest chunks stay for a while whatever the policy thinks of them: a request that is still
@@ -38,6 +40,7 @@ class MemoryTier:
         self._catalog = catalog
         self._clock = clock
         self._slots: SlotTable | None = None
+        self.authority = Authority()
         self._fresh: deque[Chunk] = deque()  # each under one lease of ours
         self.geometry: Geometry | None = None
         self.layout: Layout | None = None
@@ -77,6 +80,7 @@ class MemoryTier:
         if layout is None or layout.fingerprint != fingerprint or geometry != geometry_of(layout, self.size):
             return 0
         self.layout, self.geometry = layout, geometry
+        self.authority.revision = layout.description.get("revision", "")
         self._slots = SlotTable.resume(self._arena.headers(geometry), members)
         self._arena.seal(geometry, fingerprint, epoch)
         kept = self._readmit(self._slots, entries)
@@ -142,16 +146,23 @@ class MemoryTier:
         return self._slots is not None and self._slots.holds(ref, State.RESERVED)
 
     def commit(
-        self, ref: SlotRef, key: bytes, parent: bytes, index: int, tags: tuple[str, ...] = ()
+        self,
+        ref: SlotRef,
+        key: bytes,
+        parent: bytes,
+        index: int,
+        tags: tuple[str, ...] = (),
+        epoch: int = 0,
     ) -> Chunk:
         """A filled slot becomes a cached chunk; the key must not be in memory yet."""
         slots = self._table()
         known = self._catalog.get(key)
         tags = merge_tags(known.tags if known is not None else (), tags)
-        self._journal.append(Entry(ref, key, parent, index, tags))
+        self._journal.append(Entry(ref, key, parent, index, tags, epoch))
         slots.commit(ref, key, index)
         chunk = self._catalog.enter_memory(key, parent, index, self.chunk_bytes, ref, self._clock())
         self._catalog.tag(chunk, tags)
+        self._catalog.age(chunk, epoch)
         self.lease(chunk)
         self._fresh.append(chunk)
         self.settle_fresh(max(1, slots.size // _FRESH_SHARE))
@@ -162,7 +173,7 @@ class MemoryTier:
     def tag(self, chunk: Chunk, tags: tuple[str, ...]) -> None:
         """Another request with these tags uses the chunk, too."""
         if self._catalog.tag(chunk, tags) and chunk.ref is not None:
-            self._journal.append(Entry(chunk.ref, chunk.key, chunk.parent, chunk.index, chunk.tags))
+            self._journal.append(_entry(chunk, chunk.ref))
 
     def drop(self, chunk: Chunk) -> None:
         """Take a chunk out of memory; its slot follows when the last lease ends."""
@@ -226,9 +237,10 @@ class MemoryTier:
 
     def _readmit(self, slots: SlotTable, entries: dict[bytes, Entry]) -> list[Entry]:
         kept: dict[bytes, Entry] = {}
+        parents = {entry.key: entry.parent for entry in entries.values()}
         for ref, header in list(slots.committed()):
             entry = entries.get(header.key)
-            if entry is None or entry.ref != ref or header.key in kept:
+            if entry is None or entry.ref != ref or header.key in kept or self._is_retired(entry, parents):
                 slots.free(ref)
                 continue
             kept[header.key] = entry
@@ -237,11 +249,15 @@ class MemoryTier:
                 entry.key, entry.parent, entry.index, self.chunk_bytes, entry.ref, self._clock()
             )
             self._catalog.tag(chunk, entry.tags)
+            self._catalog.age(chunk, entry.epoch)
         return list(kept.values())
 
     def _entries(self) -> list[Entry]:
-        return [
-            Entry(chunk.ref, chunk.key, chunk.parent, chunk.index, chunk.tags)
-            for chunk in self._catalog.chunks()
-            if chunk.ref is not None
-        ]
+        return [_entry(chunk, chunk.ref) for chunk in self._catalog.chunks() if chunk.ref is not None]
+
+    def _is_retired(self, entry: Entry, parents: dict[bytes, bytes]) -> bool:
+        return self.authority.retires(entry.key, entry.parent, entry.epoch, entry.tags, parents)
+
+
+def _entry(chunk: Chunk, ref: SlotRef) -> Entry:
+    return Entry(ref, chunk.key, chunk.parent, chunk.index, chunk.tags, chunk.epoch or 0)

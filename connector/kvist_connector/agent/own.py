@@ -50,10 +50,16 @@ class OwnTier(LowerTier):
                 self._hide(key)
         self._fingerprint = fingerprint
         own = [(key, found) for key, found in self._foreign.items() if found[1].fingerprint == fingerprint]
+        parents = {key: header.parent for key, (_, header) in own}
         for key, (size, header) in sorted(own, key=lambda item: item[1][1].index):
             del self._foreign[key]
+            if self.authority.retires(key, header.parent, header.retire_epoch, header.tags, parents):
+                self.counts["retired"] += 1
+                self._delete_soon(key, fingerprint)
+                continue
             chunk = self._enter(key, header.parent, header.index, size)
             self._catalog.tag(chunk, header.tags)
+            self._catalog.age(chunk, header.retire_epoch)
 
     def drop_all(self) -> tuple[int, int]:
         """See LowerTier."""
@@ -143,6 +149,7 @@ class OwnTier(LowerTier):
                 stored_bytes=0,
                 checksum=b"",
                 tags=chunk.tags,
+                retire_epoch=chunk.epoch or 0,
             )
             self._foreign[key] = (node.size, header)
         self._catalog.leave_below(self.tier, key)

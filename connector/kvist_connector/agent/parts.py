@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvist_connector.agent.arena_file import ArenaFile
+from kvist_connector.agent.authority import Authority
 from kvist_connector.agent.busy import Busy
 from kvist_connector.agent.catalog import Catalog, Chunk
 from kvist_connector.agent.controls import Controls
@@ -25,6 +26,8 @@ from kvist_connector.agent.members import Members
 from kvist_connector.agent.memory import MemoryTier
 from kvist_connector.agent.own import OwnTier
 from kvist_connector.agent.pins import Pins
+from kvist_connector.agent.retire import Retire
+from kvist_connector.agent.retired_file import RetiredFile
 from kvist_connector.agent.session import Session
 from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.agent.shared import SharedTier
@@ -34,6 +37,7 @@ from kvist_connector.agent.writebehind import WriteBehind
 from kvist_connector.planner import PrefillModel
 from kvist_connector.protocol.engine import EngineLoad, Layout, RequestRecord
 from kvist_connector.protocol.feed import FEED_VERSION, Opening, TierSpeed
+from kvist_connector.protocol.retired import Retired
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.tiers.envelope import EnvelopeStore
 
@@ -74,6 +78,8 @@ class Opened:
 
     arena: ArenaFile | None
     stores: Mapping[Tier, EnvelopeStore]  # of the lower tiers, preferred first
+    retired: Retired = field(default_factory=Retired)
+    retired_file: RetiredFile | None = None
 
 
 def build(
@@ -89,7 +95,11 @@ def build(
     busy = Busy()
     catalog = Catalog(settings.eviction, opened.stores)
     memory = MemoryTier(opened.arena, Journal(settings.arena), catalog, clock)
+    memory.authority = Authority(opened.retired)
+    memory.authority.parent_of = catalog.parent_of
     lower = _lower(settings, opened.stores, memory, catalog, busy)
+    for tier in lower.values():
+        tier.authority = memory.authority
     finder = Finder(catalog, lower)
     loader = Loader(memory, catalog, lower, finder, settings.lookup_deadline, clock, supervisor.spawn)
     writebehind = WriteBehind(memory, catalog, lower, write_behind_bytes)
@@ -107,7 +117,8 @@ def build(
     catalog.on_change = feed.change
     members.on_free = core.room_changed
     pins = Pins(catalog, clock, lambda: memory.slots.size if memory.slots is not None else 0)
-    controls = Controls(core, lower, writebehind, gpu, totals, drain, pins)
+    retire = Retire(core, lower, pins, opened.retired_file)
+    controls = Controls(core, lower, writebehind, gpu, totals, drain, pins, retire)
     return Parts(
         core, memory, catalog, lower, loader, writebehind, members, gpu, events, feed, totals, controls, pins
     )
@@ -175,6 +186,7 @@ def _hooks(
     connections_changed: Callable[[], None],
 ) -> Hooks:
     def layout_changed(layout: Layout) -> None:
+        core.authority.revision = layout.description.get("revision", "")
         gpu.serve(layout)
         for tier in lower.values():
             tier.serve(layout.fingerprint)

@@ -112,6 +112,7 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     parent: bytes  # key of the chunk before it; the root for the first chunk
     index: int  # position in the chain, 0 for the first chunk
     tags: tuple[str, ...] = ()
+    epoch: int = 0  # of retirement, as the scheduler half knew it when the request arrived
 
 
 class EngineLoad(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -221,6 +222,12 @@ class Evicted(Message, frozen=True):
     keys: bytes
 
 
+class Retired(Message, frozen=True):
+    """Cached state was retired at this epoch: the engine's own prefix cache must forget what it holds."""
+
+    epoch: int
+
+
 class Quiesce(Message, frozen=True):
     """To a worker: answer Quiesced(ticket) when copies begun before this message are over."""
 
@@ -228,4 +235,4 @@ class Quiesce(Message, frozen=True):
 
 
 ToAgent = Hello | Register | Quiesced | Lookup | Step | Reset
-ToEngine = Welcome | Refused | Arena | Grant | Answer | Evicted | Quiesce
+ToEngine = Welcome | Refused | Arena | Grant | Answer | Evicted | Retired | Quiesce

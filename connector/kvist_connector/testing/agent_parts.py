@@ -9,6 +9,7 @@ from pathlib import Path
 from kvist_connector.agent.arena_file import ArenaFile
 from kvist_connector.agent.engine_server import EngineServer
 from kvist_connector.agent.parts import Opened, Parts, build
+from kvist_connector.agent.retired_file import RetiredFile
 from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.agent.supervise import Supervisor
 from kvist_connector.protocol import engine as wire
@@ -31,8 +32,10 @@ class AgentParts:
         server: EngineServer,
         socket: Path,
         threads: ThreadPoolExecutor,
+        arena: ArenaFile,
     ) -> None:
         self.parts = parts
+        self._arena = arena
         self.faulty = faulty
         self.supervisor = supervisor
         self.socket = socket
@@ -51,13 +54,20 @@ class AgentParts:
         """`threads` are taken over; `limits` are those of parts.build."""
         arena = ArenaFile.reserve(settings.arena, settings.memory)
         supervisor = Supervisor()
-        opened = Opened(arena, {tier: EnvelopeStore(faulty, threads)})
+        file = RetiredFile(settings.arena, settings.disk.path, lambda: 1)
+        opened = Opened(arena, {tier: EnvelopeStore(faulty, threads)}, file.read(), file)
         parts = build(settings, opened, supervisor, 1, lambda: None, **limits)
+        parts.memory.resume(parts.core.epoch, parts.members.living())
+        for lower in parts.lower.values():
+            await lower.scan()
+        if parts.memory.layout is not None:
+            parts.core.hooks.layout(parts.memory.layout)
+        parts.members.settle()
         supervisor.daemon("write-behind", parts.writebehind.run())
         server = EngineServer(settings.socket, parts.session)
         server.claim()
         await server.start()
-        return cls(parts, faulty, supervisor, server, settings.socket, threads)
+        return cls(parts, faulty, supervisor, server, settings.socket, threads, arena)
 
     async def written(self) -> None:
         """Everything is in the lower tier."""
@@ -84,6 +94,7 @@ class AgentParts:
         for lower in self.parts.lower.values():
             await lower.close()
         self.parts.memory.close()
+        self._arena.give_up()
         self._threads.shutdown()
 
 

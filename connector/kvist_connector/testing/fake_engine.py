@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from kvist_connector.arena.geometry import slot_bytes, slot_offset
 from kvist_connector.arena.headers import Headers, State
 from kvist_connector.arena.locks import MemberLock
@@ -237,22 +239,33 @@ class FakeEngine:
         taken, self.granted = self.granted[:count], self.granted[count:]
         return taken
 
-    async def store(self, keys: Sequence[bytes], start: int = 0, root: bytes = bytes(16)) -> None:
+    async def store(
+        self,
+        keys: Sequence[bytes],
+        start: int = 0,
+        root: bytes = bytes(16),
+        tags: tuple[str, ...] = (),
+        epoch: int = 0,
+    ) -> None:
         """Fill and commit chunks start.. of a chain whose keys are given from the first, as grants allow."""
         while start < len(keys):
             self.granted += [ref for grant in self.scheduler.received(wire.Grant) for ref in grant.refs]
             count = min(len(keys) - start, max(1, len(self.granted)))
-            self._commit(keys, start, await self.grant(count), root)
+            for commit in self._filled(keys, start, await self.grant(count), root):
+                tagged = msgspec.structs.replace(commit, tags=tags, epoch=epoch)
+                self.scheduler.send(wire.Step(commits=(tagged,)))
             start += count
 
-    def _commit(self, keys: Sequence[bytes], start: int, refs: Sequence[wire.SlotRef], root: bytes) -> None:
+    def _filled(
+        self, keys: Sequence[bytes], start: int, refs: Sequence[wire.SlotRef], root: bytes
+    ) -> list[wire.Commit]:
         commits = []
         for index, ref in enumerate(refs, start):
             for worker in self.workers:
                 assert worker.fill(ref, content(keys[index], worker.rank, worker.slot_size))
             parent = keys[index - 1] if index else root
             commits.append(wire.Commit(ref=ref, key=keys[index], parent=parent, index=index))
-        self.scheduler.send(wire.Step(commits=tuple(commits)))
+        return commits
 
     async def lookup(self, keys: Sequence[bytes], request: str = "r", release: bool = True) -> wire.Answer:
         """The final answer of a lookup."""

@@ -68,6 +68,7 @@ class Replica:
         self.load = EngineLoad()
         self.engine_connected = False
         self.drain_news = asyncio.Event()  # the agent should hear from us (drain.py)
+        self.behind = False  # its agent does not know yet all that is retired (controls/spread.py)
         self.held_seconds = 0.0  # how long a request stays, moving mean; 0.0 until one has ended
         self.outstanding_tokens = 0
         self.outstanding_requests = 0
@@ -88,12 +89,12 @@ class Replica:
     @property
     def serves(self) -> bool:
         """Whether requests can go there, if need be."""
-        return self.healthy and self.listed_ready
+        return self.healthy and self.listed_ready and not self.behind
 
     @property
     def takes(self) -> bool:
         """Whether requests should go there."""
-        return self.healthy and self.listed_ready and not self.draining
+        return self.serves and not self.draining
 
     def listed(self, ready: bool, terminating: bool) -> None:
         """What discovery says of it now."""

@@ -11,6 +11,8 @@ import random
 import pytest
 from vllm.lora.request import LoRARequest
 
+from kvist_connector.protocol.engine import Retired
+
 CHUNK = 256
 
 
@@ -61,6 +63,24 @@ def test_a_load_may_begin_inside_a_chunk(simulator, oracle, fake_agent):
     assert simulator.answer(prompt) == oracle(prompt, 4)
     fake_agent.wait_for(lambda: len(records(fake_agent)) == 3)
     assert records(fake_agent)[2].hit_tokens == {0: 352 // 32 * 32, 1: 1024 - 352}
+
+
+def test_a_retirement_empties_the_engines_own_cache_and_marks_what_is_stored_afterwards(
+    simulator, oracle, fake_agent
+):
+    prompt = prompt_of(900)
+    simulator.answer(prompt)
+    fake_agent.push("scheduler", Retired(epoch=5))
+    while simulator.half.retired < 5:
+        assert simulator.connector._link.wait(60)
+        simulator.half.poll()
+    longer = prompt + prompt_of(300, seed=2)
+    assert simulator.answer(longer) == oracle(longer, 4)
+    fake_agent.wait_for(lambda: len(records(fake_agent)) == 2)
+    # What the agent still has is loaded; nothing comes from the engine's own blocks.
+    assert records(fake_agent)[1].hit_tokens == {1: 768}
+    epochs = {commit.index: commit.epoch for step in fake_agent.steps for commit in step.commits}
+    assert epochs == {0: 0, 1: 0, 2: 0, 3: 5}
 
 
 def test_diverging_prompts_share_what_is_equal(simulator, oracle, fake_agent):

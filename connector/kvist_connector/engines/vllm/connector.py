@@ -96,6 +96,9 @@ class KvistConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
         if self._scheduler is not None:
             self._scheduler.kv_used = gpu_block_pool.get_usage
+            self._scheduler.forget_cached = lambda: gpu_block_pool.evict_blocks(
+                {block.block_id for block in gpu_block_pool.blocks if block.block_hash is not None}
+            )
 
     def on_new_request(self, request: Request) -> None:
         self._half().new_request(request)

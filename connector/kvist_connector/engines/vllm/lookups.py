@@ -15,6 +15,7 @@ from kvist_connector.engines.vllm.lora import AdapterRevisions
 from kvist_connector.engines.vllm.outbox import Outbox
 from kvist_connector.engines.vllm.requests import RequestState
 from kvist_connector.keys import root_key
+from kvist_connector.names import TAG_LORA
 from kvist_connector.protocol.engine import Answer, Arena, Lookup, Step, ToAgent
 
 if TYPE_CHECKING:
@@ -122,6 +123,13 @@ class Lookups:
             self._outbox.releases.append(state.id)
         state.leased = state.pending = False
         state.asked_at, state.refs, state.tiers = None, (), b""
+
+    def adapter_tags(self, request: Request) -> tuple[str, ...]:
+        """Tags by which the chunks of an adapter, or of one revision of it, can be retired."""
+        if request.lora_request is None:
+            return ()
+        name, revision = request.lora_request.lora_name, self._adapters.revision(request.lora_request)
+        return f"{TAG_LORA}{name}", f"{TAG_LORA}{name}@{revision or ''}"
 
     def _root(self, arena: Arena, request: Request) -> bytes | None:
         name = revision = ""

@@ -33,6 +33,7 @@ class RequestState:
     tags: tuple[str, ...]
     arrived: float  # monotonic, like all times here but `arrived_unix`
     arrived_unix: float
+    epoch: int = 0  # of retirement when it arrived
     root: bytes = b""
     keys: list[bytes] = field(default_factory=list)
 

@@ -40,6 +40,7 @@ from kvist_connector.protocol.engine import (
     Evicted,
     Grant,
     Reset,
+    Retired,
     Welcome,
 )
 from kvist_connector.protocol.tiers import Tier
@@ -83,7 +84,9 @@ class SchedulerHalf:
         self._accepted = LastAccepted()
         self._last_report = 0.0
         self._last_store = float("-inf")
+        self.retired = self._forgotten = 0  # epochs: what the agent said, what the engine's cache was told
         self.kv_used: Callable[[], float] = lambda: 0.0
+        self.forget_cached: Callable[[], None] = lambda: None
 
     # ---- hooks of a request
 
@@ -93,6 +96,9 @@ class SchedulerHalf:
         self._states[request.request_id] = state
         self._accepted.note(state.id)
         self.poll()
+        self._forget_retired()
+        state.tags += self._lookups.adapter_tags(request)
+        state.epoch = self.retired
         self._lookups.ask(state)
 
     def matched_tokens(self, request: Request, local_tokens: int) -> int | None:
@@ -138,6 +144,7 @@ class SchedulerHalf:
     def plan_step(self, output: SchedulerOutput) -> StepPlan:
         """Loads and stores of this step."""
         self.poll()
+        self._forget_retired()
         self._step += 1
         for request_id in output.preempted_req_ids or ():
             if (state := self._states.get(request_id)) is not None:
@@ -235,6 +242,7 @@ class SchedulerHalf:
                 pages=table,
                 blocks_per_chunk=self._config.blocks_per_chunk,
                 tags=state.tags,
+                epoch=state.epoch,
             )
             planned = self._ledger.plan(wanted)
             state.stored_chunks, state.store_closed = planned.start, planned.closed
@@ -348,6 +356,8 @@ class SchedulerHalf:
                 self._ledger.grant(refs)
             case Evicted(keys=joined):
                 self._ledger.evicted(joined)
+            case Retired(epoch=epoch):
+                self.retired = max(self.retired, epoch)
             case Arena() as arena:
                 self._use_arena(arena)
             case Welcome() as welcome:
@@ -360,6 +370,12 @@ class SchedulerHalf:
                 self._forget_agent()
             case _:
                 logger.debug("unexpected message %s", type(arrival.message).__name__)
+
+    def _forget_retired(self) -> None:
+        """The engine's own prefix cache forgets all it holds; only between the decisions of a step."""
+        if self._forgotten < self.retired:
+            self._forgotten = self.retired
+            self.forget_cached()
 
     def _answered(self, answer: Answer, at: float) -> None:
         state = self._states.get(answer.request)

@@ -67,6 +67,7 @@ class Pending:
     ref: SlotRef
     request: str
     tags: tuple[str, ...]
+    epoch: int
     filled: int = 0
     answers: int = 0
     spoiled: bool = False
@@ -83,6 +84,7 @@ class Wanted:
     pages: Sequence[int]  # the engine's pages from the first token on
     blocks_per_chunk: int
     tags: tuple[str, ...] = ()
+    epoch: int = 0
 
 
 @dataclass
@@ -184,7 +186,9 @@ class StoreLedger:
     def _take_slot(self, wanted: Wanted, index: int, key: bytes, parent: bytes) -> Piece:
         ref = self._grants.popleft()
         self._next_ticket += 1
-        pending = Pending(self._next_ticket, key, parent, index, ref, wanted.request, wanted.tags)
+        pending = Pending(
+            self._next_ticket, key, parent, index, ref, wanted.request, wanted.tags, wanted.epoch
+        )
         self._by_key[key] = self._by_ticket[pending.ticket] = pending
         first = index * wanted.blocks_per_chunk
         pages = tuple(wanted.pages[first : first + wanted.blocks_per_chunk])
@@ -193,5 +197,10 @@ class StoreLedger:
 
 def _commit(pending: Pending) -> Commit:
     return Commit(
-        ref=pending.ref, key=pending.key, parent=pending.parent, index=pending.index, tags=pending.tags
+        ref=pending.ref,
+        key=pending.key,
+        parent=pending.parent,
+        index=pending.index,
+        tags=pending.tags,
+        epoch=pending.epoch,
     )

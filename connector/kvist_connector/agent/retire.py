@@ -1,0 +1,181 @@
+"""The control that takes authority from cached state: persisted, purged, fenced, told to engines.
+
+    rule added -> files written -> known to all parts -> chunks leave every tier -> engines told -> answer
+
+After the second step a crash changes nothing: every part asks `Authority` when it admits a chunk. Chunks
+that others stored in a shared tier are refused when they are read, and deleted then.
+Called by http.py; all on the agent's loop, files are written in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from kvist_connector.agent.core import Core
+from kvist_connector.agent.lower import LowerTier
+from kvist_connector.agent.pins import Pins
+from kvist_connector.agent.retired_file import RetiredFile
+from kvist_connector.agent.selection import (
+    RequestError,
+    Selector,
+    parse_key,
+    token_keys,
+    typed,
+    with_descendants,
+)
+from kvist_connector.errors import TierError
+from kvist_connector.names import TAG_LORA
+from kvist_connector.protocol.retired import MAX_RULES, Kind, Retired
+from kvist_connector.protocol.tiers import Tier
+
+# Seconds that an answer waits for deletions; what is not deleted then is not served either.
+_DELETING = 10.0
+
+
+class RetireBody(Selector, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Body of retire: one of tag, tokens, keys (one), lora, revision. `epoch`: 0 chooses one."""
+
+    revision: str | None = None
+    epoch: int = 0
+    dry_run: bool = False
+
+
+class RetiredBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Body of retired: what another agent or a router knows."""
+
+    retired: Retired
+
+
+class Retire:
+    """Of one agent. `file`: None keeps nothing over a restart (tests of other parts)."""
+
+    def __init__(
+        self, core: Core, lower: Mapping[Tier, LowerTier], pins: Pins, file: RetiredFile | None
+    ) -> None:
+        self._core = core
+        self._lower = lower
+        self._pins = pins
+        self._file = file
+        self._turn = asyncio.Lock()
+
+    @property
+    def known(self) -> Retired:
+        """What this agent knows to be retired."""
+        return self._core.authority.known
+
+    async def retire(self, body: dict[str, Any]) -> dict[str, Any]:
+        """One rule. Raises TierError when it could not be made durable: then nothing has changed."""
+        asked = typed(body, RetireBody)
+        kind, value = self._rule(asked)
+        async with self._turn:
+            epoch = asked.epoch or max(int(time.time() * 1000), self.known.epoch + 1)
+            wanted = self.known.with_rule(kind, value, epoch)
+            answer = await self._take(wanted, asked.dry_run)
+        return answer | {"rule": {f"{kind}:{value}": epoch}, "dry_run": asked.dry_run}
+
+    async def merge(self, body: dict[str, Any]) -> dict[str, Any]:
+        """What others know. Raises TierError."""
+        given = typed(body, RetiredBody).retired
+        if len(given.rules) > MAX_RULES or any(epoch > given.epoch for epoch in given.rules.values()):
+            raise RequestError(f"at most {MAX_RULES} rules, none of a later epoch than `epoch`", "retired")
+        async with self._turn:
+            answer = await self._take(self.known.merge(given), dry_run=False)
+        return answer | {"retired": self.known}
+
+    async def _take(self, wanted: Retired, dry_run: bool) -> dict[str, Any]:
+        core = self._core
+        before = core.authority.known
+        if not dry_run and wanted != before and self._file is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._file.write, wanted)
+        core.authority.known = wanted
+        doomed = [] if wanted == before else self._doomed()
+        # A dry run asks all parts nothing in between: there is no await.
+        if dry_run:
+            core.authority.known = before
+        sizes = [core.catalog.index(tier).get(key) for key in doomed for tier in core.catalog.tiers_of(key)]
+        leased = sum(getattr(core.catalog.resident(key), "leases", 0) > 0 for key in doomed)
+        if not dry_run and wanted != before:
+            self._purge(doomed)
+            core.tell_retired()
+            core.room_changed()
+            await self._deleted()
+        layout = core.memory.layout
+        return {
+            "epoch": wanted.epoch,
+            "complete": bool(core.schedulers) or not core.sessions,
+            "chunks": len(doomed),
+            "tokens": len(doomed) * (layout.chunk_tokens if layout is not None else 0),
+            "bytes": sum(node.size for node in sizes if node is not None),
+            "leased": leased,
+        }
+
+    def _doomed(self) -> list[bytes]:
+        """What is retired and what hangs on it, parents first."""
+        retires = self._core.authority.retires
+        found = [c.key for c in self._core.catalog.chunks() if retires(c.key, c.parent, c.epoch, c.tags)]
+        return with_descendants(self._core.catalog, found) if found else []
+
+    def _purge(self, keys: list[bytes]) -> None:
+        """In one turn of the loop: nothing is committed or looked up in between."""
+        core = self._core
+        core.memory.settle_fresh()
+        self._pins.unpin(keys)
+        for key in reversed(keys):
+            chunk = core.catalog.get(key)
+            below = sorted(chunk.below) if chunk is not None else []
+            if chunk is not None and chunk.ref is not None:
+                core.memory.drop(chunk)
+            for tier in below:
+                self._lower[tier].drop(key)
+
+    async def _deleted(self) -> None:
+        try:
+            async with asyncio.timeout(_DELETING):
+                for lower in self._lower.values():
+                    await lower.settled()
+        except TimeoutError:
+            self._core.counts["retire_deletions_late"] += 1
+
+    def _rule(self, asked: RetireBody) -> tuple[Kind, str]:
+        ways = {
+            "tag": asked.tag is not None,
+            "tokens": asked.tokens is not None,
+            "keys": asked.keys is not None,
+            "revision": asked.revision is not None,
+            "lora": bool(asked.lora) and asked.tokens is None,
+        }
+        used = [name for name, given in ways.items() if given]
+        if len(used) != 1 or asked.all or asked.text is not None or asked.messages is not None:
+            raise RequestError("give one of tag, tokens, keys, lora, revision", used[1] if used[1:] else None)
+        match used[0]:
+            case "tag":
+                return "tag", asked.tag or ""
+            case "revision":
+                return "revision", asked.revision or ""
+            case "lora":
+                return "tag", lora_tag(asked.lora, asked.lora_revision)
+            case _:
+                return "prefix", self._prefix(asked)
+
+    def _prefix(self, asked: RetireBody) -> str:
+        if asked.keys is not None:
+            if len(asked.keys) != 1:
+                raise RequestError("give one key, that of the prefix's last chunk", "keys")
+            return parse_key(asked.keys[0]).hex()
+        layout = self._core.memory.layout
+        if layout is None:
+            raise TierError("no engine has registered yet: its fingerprint is part of every key")
+        keys = token_keys(asked, layout)
+        if not keys:
+            raise RequestError(f"a prefix has at least one chunk of {layout.chunk_tokens} tokens", "tokens")
+        return keys[-1].hex()
+
+
+def lora_tag(name: str, revision: str = "") -> str:
+    """The tag of an adapter, of one revision if one is given."""
+    return f"{TAG_LORA}{name}@{revision}" if revision else f"{TAG_LORA}{name}"

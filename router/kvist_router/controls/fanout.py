@@ -1,0 +1,65 @@
+"""One question to the agents of many replicas at once. Called by routes.py and spread.py.
+
+Whoever does not answer, or has no agent, is said by name: nothing is retried here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import aiohttp
+
+from kvist_router.errors import FeedError
+from kvist_router.mind.agent_link import AgentLink
+from kvist_router.mind.replica import Replica
+
+Answer = dict[str, Any]
+NO_AGENT = "no agent: an engine without connector cannot be controlled"
+_AT_ONCE = 64
+
+
+class FanOut:
+    """`seconds` is the deadline of one agent's answer."""
+
+    def __init__(self, session: aiohttp.ClientSession, link: AgentLink, seconds: float) -> None:
+        self._session = session
+        self._link = link
+        self._timeout = aiohttp.ClientTimeout(total=seconds)
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def ask(self, replicas: Iterable[Replica], path: str, body: Answer) -> dict[str, Answer]:
+        """Answers by replica; {"error": text} where there was none."""
+        asked = list(replicas)
+        answers = await asyncio.gather(*(self.ask_one(replica, path, body) for replica in asked))
+        return {replica.name: answer for replica, answer in zip(asked, answers, strict=True)}
+
+    async def ask_one(self, replica: Replica, path: str, body: Answer) -> Answer:
+        """One agent's answer, or {"error": text}."""
+        if replica.agent is None:
+            return {"error": NO_AGENT}
+        try:
+            headers = await self._link.headers()
+            async with (
+                self._slots,
+                self._session.post(
+                    replica.agent + path, json=body, headers=headers, timeout=self._timeout
+                ) as answer,
+            ):
+                return _said(answer.status, await answer.json())
+        except TimeoutError:
+            return {"error": "no answer in time"}
+        except FeedError as error:
+            return {"error": str(error)}
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _said(status: int, document: Any) -> Answer:
+    if not isinstance(document, dict):
+        return {"error": f"status {status} without a JSON object"}
+    if status == 200:
+        return document
+    inner = document.get("error")
+    return {"error": str(inner.get("message") if isinstance(inner, dict) else inner), "status": status}

@@ -1,0 +1,159 @@
+"""`POST /v1/kvist/lookup|pin|unpin|clear|prefetch|move|retire` on the admin port, for all replicas or some.
+
+Bodies are those of the agents, and texts, messages, a tenant and names of replicas beside them. Answers
+have each replica's own, the sums, and `incomplete`: who did not do it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+
+from kvist_connector import names
+from kvist_router.controls.fanout import FanOut
+from kvist_router.controls.selection import Selections, wrong
+from kvist_router.controls.spread import Spreader
+from kvist_router.errors import FeedError, Refused
+from kvist_router.http_errors import refused
+from kvist_router.mind.agent_link import AgentLink
+from kvist_router.mind.interface import Refusal
+from kvist_router.mind.replica import Replica
+
+MAX_BODY = 64 * 2**20
+CONTROLS = (
+    names.PATH_LOOKUP,
+    names.PATH_PIN,
+    names.PATH_UNPIN,
+    names.PATH_CLEAR,
+    names.PATH_PREFETCH,
+    names.PATH_MOVE,
+    names.PATH_RETIRE,
+)
+_SUMS = ("chunks", "tokens", "bytes")
+_audit = logging.getLogger("kvist.audit")
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Who may use the controls. Without a token only those may who reach a loopback address."""
+
+    link: AgentLink
+    loopback: bool
+
+    async def check(self, request: Request) -> None:
+        """Raise Refused unless the request may: the agents' token is asked for."""
+        if self.link.token_file is None:
+            if not self.loopback:
+                raise Refused(Refusal(403, "controls need agent.token_file, or a loopback admin_host"))
+            return
+        try:
+            expected = (await self.link.headers())["Authorization"]
+        except FeedError as error:
+            raise Refused(Refusal(503, str(error))) from error
+        given = request.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), expected.encode()):
+            raise Refused(Refusal(401, "missing or wrong bearer token", param="Authorization"))
+
+
+@dataclass(frozen=True)
+class ClusterControls:
+    """Of one router."""
+
+    replicas: dict[str, Replica]
+    fanout: FanOut
+    selections: Selections
+    spreader: Spreader
+
+    async def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer of the whole cluster; raises Refused."""
+        chosen = self._chosen(body.get("replicas"))
+        sent = await self.selections.resolve(body)
+        if path == names.PATH_RETIRE:
+            return await self._retire(chosen, sent)
+        return _together(await self.fanout.ask(chosen, path, sent))
+
+    async def _retire(self, chosen: list[Replica], sent: dict[str, Any]) -> dict[str, Any]:
+        if len(chosen) != len(self.replicas):
+            raise wrong("a retirement is for every replica", "replicas")
+        epoch = self.spreader.next_epoch()
+        answers = await self.fanout.ask(chosen, names.PATH_RETIRE, sent | {"epoch": epoch})
+        if not sent.get("dry_run"):
+            for replica in chosen:
+                if "rule" in answers[replica.name]:
+                    self.spreader.took(replica, answers[replica.name])
+            self.spreader.judge()
+        return _together(answers) | {"epoch": epoch}
+
+    def _chosen(self, wanted: object) -> list[Replica]:
+        if wanted is None:
+            return list(self.replicas.values())
+        if not isinstance(wanted, list) or not all(name in self.replicas for name in wanted):
+            raise wrong(f"replicas must be a list of {', '.join(sorted(self.replicas))}", "replicas")
+        return [self.replicas[name] for name in wanted]
+
+
+def add_controls(app: FastAPI, controls: ClusterControls, guard: Guard) -> None:
+    """Serve the controls."""
+
+    def serve(path: str) -> Callable[[Request], Any]:
+        async def handle(request: Request) -> Response:
+            try:
+                await guard.check(request)
+                body = await _body(request)
+                answer = await controls.ask(path, body)
+            except Refused as error:
+                return refused(error.refusal)
+            if path != names.PATH_LOOKUP and not body.get("dry_run"):
+                audit(path, request, body, answer)
+            return Response(msgspec.json.encode(answer), media_type="application/json")
+
+        return handle
+
+    for path in CONTROLS:
+        app.post(path)(serve(path))
+
+
+def audit(path: str, request: Request, body: dict[str, Any], answer: dict[str, Any]) -> None:
+    """One line for each change; without prompts."""
+    asked = {
+        name: value for name, value in body.items() if name not in ("tokens", "text", "messages", "keys")
+    }
+    line = {
+        "action": path.rpartition("/")[2],
+        "remote": request.client.host if request.client is not None else "",
+        "asked": asked,
+        "answer": {name: value for name, value in answer.items() if name != "replicas"},
+    }
+    _audit.info("%s", msgspec.json.encode(line).decode())
+
+
+def _together(answers: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    incomplete = [
+        name for name, answer in answers.items() if "error" in answer or answer.get("complete") is False
+    ]
+    sums = {
+        field: sum(int(answer[field]) for answer in answers.values() if isinstance(answer.get(field), int))
+        for field in _SUMS
+    }
+    return {"replicas": answers, "incomplete": incomplete, **sums}
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    data = b""
+    async for part in request.stream():
+        data += part
+        if len(data) > MAX_BODY:
+            raise Refused(Refusal(413, f"the body is longer than {MAX_BODY} bytes"))
+    try:
+        body = msgspec.json.decode(data or b"{}")
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise wrong(f"the body is not JSON: {error}", "body") from error
+    if not isinstance(body, dict):
+        raise wrong("the body must be a JSON object", "body")
+    return body

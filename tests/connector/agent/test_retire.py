@@ -1,0 +1,364 @@
+"""Retirement: nothing retired is ever served, whatever is stored, read, crashes and comes back in between."""
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvist_connector.agent import retired_file
+from kvist_connector.agent.retired_file import RetiredFile
+from kvist_connector.agent.selection import RequestError
+from kvist_connector.agent.settings import AgentSettings
+from kvist_connector.errors import TierError
+from kvist_connector.protocol import engine as wire
+from kvist_connector.protocol.retired import MAX_RULES, Retired
+from kvist_connector.protocol.tags import EVERY_TAG, MAX_TAG_BYTES, MAX_TAGS, merge_tags
+from kvist_connector.protocol.tiers import Tier
+from kvist_connector.testing.agent_parts import AgentParts
+from kvist_connector.testing.agent_parts import keys_of as keys
+from kvist_connector.testing.fake_engine import FakeEngine
+from kvist_connector.tiers.disk import DiskStore
+from kvist_connector.tiers.faulty import FaultyStore
+
+CHAINS = [keys(3, first=1000 * number) for number in range(3)]
+TAGS = [("a",), ("b",), ("a", "b")]
+
+
+class Crash(Exception):  # noqa: N818 - not a fault of the program
+    """The agent dies here."""
+
+
+class Calls(list):
+    """Calls of a tier; an event says that there was one."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun = asyncio.Event()
+
+    def append(self, call):
+        super().append(call)
+        self.begun.set()
+
+
+class World:
+    """An agent over memory and disk, and its engine; both can be begun anew over what the old ones left."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.harness = self.engine = None
+
+    async def start(self):
+        threads = ThreadPoolExecutor(1)
+        faulty = FaultyStore(await DiskStore.open(self.folder / "disk", 10 << 20, "none", threads))
+        config = AgentSettings(
+            replica="r",
+            socket=self.folder / "s",
+            arena=self.folder / "arena",
+            memory=32 * (16384 + 64) + 8192,
+            disk={"path": self.folder / "disk", "size": 10 << 20},
+        )
+        self.harness = await AgentParts.start(config, Tier.DISK, faulty, threads)
+        self.engine = await FakeEngine.start(self.harness.socket)
+
+    async def stop(self):
+        if self.engine is not None:
+            await self.engine.stop()
+            await self.harness.stop()
+        self.engine = self.harness = None
+
+    async def restart(self):
+        await self.stop()
+        await self.start()
+
+    @property
+    def retire(self):
+        return self.harness.parts.controls.retire
+
+    async def store(self, chain, tags=(), epoch=None):
+        epoch = self.retire.known.epoch if epoch is None else epoch
+        await self.engine.store(chain, tags=tags, epoch=epoch)
+        await self.settled()
+
+    async def settled(self):
+        await self.engine.lookup(keys(1, first=9999), "settle")
+
+    async def served(self, chain):
+        answer = await self.engine.lookup(chain)
+        assert self.engine.holds(chain, answer)
+        await self.settled()
+        return len(answer.refs)
+
+
+@asynccontextmanager
+async def running(folder):
+    world = World(folder)
+    await world.start()
+    try:
+        yield world
+        world.harness.check()
+    finally:
+        await world.stop()
+
+
+@pytest.fixture
+async def world(tmp_path):
+    async with running(tmp_path) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [{"tag": "a"}, {"keys": [CHAINS[0][0].hex()]}, {"tokens": list(range(8))}, {"revision": ""}],
+    ids=lambda rule: next(iter(rule)),
+)
+async def test_a_rule_takes_every_tier_and_what_is_computed_afterwards_is_good(world, rule):
+    await world.store(CHAINS[0], ("a",))
+    await world.harness.written()
+    did = await world.retire.retire(rule)
+    assert (did["chunks"], did["tokens"], did["complete"]) == (3, 24, True)
+    assert did["bytes"] == 3 * 16384 + 3 * (16384 + 4096)
+    assert await world.served(CHAINS[0]) == 0
+    await world.store(CHAINS[0], ("a",))
+    assert await world.served(CHAINS[0]) == 3
+
+
+async def test_dry_run_changes_nothing_and_twice_changes_no_more(world):
+    await world.store(CHAINS[0], ("a",))
+    would = await world.retire.retire({"tag": "a", "epoch": 7, "dry_run": True})
+    assert (would["chunks"], world.retire.known.epoch) == (3, 0)
+    assert await world.served(CHAINS[0]) == 3
+    await world.retire.retire({"tag": "a", "epoch": 7})
+    again = await world.retire.retire({"tag": "a", "epoch": 7})
+    assert (again["chunks"], again["epoch"]) == (0, 7)
+
+
+async def test_a_store_that_was_under_way_is_not_committed(world):
+    await world.retire.retire({"tag": "b", "epoch": 5})
+    await world.retire.retire({"tag": "a", "epoch": 9})
+    await world.store(CHAINS[0], ("a",), epoch=5)
+    assert await world.served(CHAINS[0]) == 0
+    assert world.harness.parts.core.counts["commits_retired"] >= 1
+    await world.store(CHAINS[0], ("b",), epoch=5)
+    assert await world.served(CHAINS[0]) == 3
+
+
+async def test_a_read_that_was_under_way_is_not_admitted(world):
+    await world.store(CHAINS[0], ("a",))
+    await world.harness.clear_memory()
+    world.harness.faulty.gate.clear()
+    message = wire.Lookup(request="r", keys=b"".join(CHAINS[0]), tokens=24)
+    world.engine.scheduler.send(message)
+    await world.engine.scheduler.expect(wire.Answer, lambda answer: answer.pending)
+    retiring = asyncio.create_task(world.retire.retire({"tag": "a"}))
+    await world.engine.scheduler.expect(wire.Retired)
+    world.harness.faulty.gate.set()
+    await retiring
+    final = await world.engine.scheduler.expect(wire.Answer, lambda answer: not answer.pending)
+    assert not final.refs
+    assert await world.served(CHAINS[0]) == 0
+
+
+async def test_a_write_that_was_under_way_does_not_stay(world):
+    world.harness.faulty.gate.clear()
+    calls = world.harness.faulty.calls = Calls()
+    await world.store(CHAINS[0], ("a",))
+    await calls.begun.wait()
+    retiring = asyncio.create_task(world.retire.retire({"tag": "a"}))
+    await world.engine.scheduler.expect(wire.Retired)
+    world.harness.faulty.gate.set()
+    await retiring
+    await world.harness.written()
+    await world.harness.parts.lower[Tier.DISK].settled()
+    assert not any(await world.harness.faulty.sizes(CHAINS[0]))
+    await world.restart()
+    assert await world.served(CHAINS[0]) == 0
+
+
+async def test_a_retirement_that_cannot_be_made_durable_is_none(world, monkeypatch):
+    await world.store(CHAINS[0], ("a",))
+
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(retired_file, "_replace", full)
+    with pytest.raises(TierError, match="nothing was retired"):
+        await world.retire.retire({"tag": "a"})
+    assert world.retire.known == Retired()
+    assert await world.served(CHAINS[0]) == 3
+
+
+async def test_a_file_that_cannot_be_read_retires_all_that_is_stored(world):
+    await world.store(CHAINS[0])
+    await world.harness.written()
+    await world.stop()
+    (world.folder / "disk" / "retired.json").write_bytes(b"{")
+    await world.start()
+    assert await world.served(CHAINS[0]) == 0
+
+
+async def test_the_engine_is_told_at_once_and_when_it_connects(world):
+    await world.retire.retire({"tag": "a", "epoch": 12})
+    assert (await world.engine.scheduler.expect(wire.Retired)).epoch == 12
+    late = await FakeEngine.connect_scheduler(world.harness.socket, "late")
+    assert (await late.expect(wire.Retired)).epoch == 12
+    await late.close()
+
+
+async def test_what_others_know_is_taken_over(world):
+    await world.store(CHAINS[0], ("a",))
+    known = Retired().with_rule("tag", "a", 40)
+    did = await world.retire.merge({"retired": msgspec.to_builtins(known)})
+    assert (did["chunks"], world.retire.known) == (3, known)
+    await world.restart()
+    assert world.retire.known == known
+
+
+@pytest.mark.parametrize("body", [{}, {"tag": "a", "revision": "b"}, {"all": True}, {"tokens": [1]}])
+async def test_a_rule_has_exactly_one_way(world, body):
+    with pytest.raises(RequestError):
+        await world.retire.retire(body)
+
+
+RULES = st.one_of(
+    st.sampled_from(["a", "b"]).map(lambda tag: {"tag": tag}),
+    st.tuples(st.integers(0, 2), st.integers(0, 2)).map(lambda at: {"keys": [CHAINS[at[0]][at[1]].hex()]}),
+)
+STEPS = st.one_of(
+    st.tuples(st.just("store"), st.integers(0, 2), st.integers(1, 3)),
+    st.tuples(st.just("retire"), RULES, st.sampled_from(["", "", "before", "between", "after"])),
+    st.tuples(st.just("stale"), st.integers(0, 2), st.just(0)),
+    st.tuples(st.sampled_from(["restart", "flush", "evict"]), st.just(0), st.just(0)),
+)
+
+
+def doomed(rule):
+    """The definition, on its own: chains are told apart by number, chunks by their place."""
+    if "tag" in rule:
+        return {key for chain, tags in zip(CHAINS, TAGS, strict=True) if rule["tag"] in tags for key in chain}
+    key = bytes.fromhex(rule["keys"][0])
+    return {later for chain in CHAINS if key in chain for later in chain[chain.index(key) :]}
+
+
+async def retire(world, rule, crash, replace):
+    """With a crash before, between or after the writes of the files."""
+    written = []
+
+    def write(path, data):
+        if crash == "before" or (crash == "between" and written):
+            raise Crash
+        replace(path, data)
+        written.append(path)
+        if crash == "after" and len(written) == 2:
+            raise Crash
+
+    retired_file._replace = write
+    try:
+        await world.retire.retire(rule)
+    except Crash:
+        await world.restart()
+    finally:
+        retired_file._replace = replace
+    return bool(written)
+
+
+async def play(steps, folder, replace):
+    async with running(folder) as world:
+        alive = set()
+        for what, first, second in steps:
+            if what == "store":
+                await world.store(CHAINS[first][:second], TAGS[first])
+                alive |= set(CHAINS[first][:second])
+            elif what == "stale" and world.retire.known.epoch:
+                # Of a request that came before the last rule: at best it is not committed.
+                rules = [dict([rule.split(":", 1)]) for rule, epoch in world.retire.known.rules.items()]
+                gone = set().union(*(doomed(_as_body(rule)) for rule in rules))
+                await world.store(CHAINS[first], TAGS[first], epoch=0)
+                alive |= {key for key in CHAINS[first] if key not in gone}
+            elif what == "retire" and await retire(world, first, second, replace):
+                alive -= doomed(first)
+            elif what == "restart":
+                await world.restart()
+            elif what == "flush":
+                await world.harness.written()
+            elif what == "evict":
+                await world.harness.clear_memory()
+                # A restart forgets what was to be written: then memory had the only copy.
+                sizes = await world.harness.faulty.sizes(list(alive))
+                alive = {key for key, size in zip(alive, sizes, strict=True) if size is not None}
+            for chain in CHAINS:
+                lead = next((i for i, key in enumerate(chain) if key not in alive), len(chain))
+                assert await world.served(chain) == lead
+        world.harness.check()
+
+
+def _as_body(rule):
+    ((kind, value),) = rule.items()
+    return {"keys": [value]} if kind == "prefix" else {kind: value}
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(STEPS, min_size=2, max_size=12))
+def test_nothing_retired_is_ever_served_and_nothing_else_is_lost(steps):
+    with TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        asyncio.run(play(steps, Path(folder), retired_file._replace))
+
+
+EPOCHS = st.integers(0, 6)
+NAMES = st.sampled_from(["tag:a", "tag:b", "prefix:00", "revision:r"])
+KNOWN = st.builds(
+    lambda rules, floor: Retired(epoch=max([floor, *rules.values()]), floor=floor).merge(
+        Retired(epoch=max([0, *rules.values()]), rules=rules)
+    ),
+    st.dictionaries(NAMES, EPOCHS),
+    st.integers(0, 2),
+)
+CHUNK = st.tuples(EPOCHS, st.lists(st.sampled_from(["a", "b", "c", "*"]), max_size=2))
+
+
+@given(KNOWN, KNOWN, KNOWN, CHUNK)
+def test_a_merge_retires_what_either_does_in_any_order(one, two, three, chunk):
+    both = one.merge(two)
+    assert both == two.merge(one)
+    assert both.merge(both) == both == both.merge(one)
+    assert one.merge(two).merge(three) == one.merge(two.merge(three))
+    assert both.covers(one)
+    assert both.covers(two)
+    epoch, tags = chunk
+    either = one.retires(epoch, tags, "r", [b"\0"]) or two.retires(epoch, tags, "r", [b"\0"])
+    assert both.retires(epoch, tags, "r", [b"\0"]) == either
+
+
+def test_too_many_rules_retire_too_much_and_never_too_little():
+    known = Retired()
+    for number in range(MAX_RULES + 10):
+        known = known.with_rule("tag", f"t{number}", number + 1)
+    assert len(known.rules) <= MAX_RULES
+    for number in range(MAX_RULES + 10):
+        assert known.retires(number, [f"t{number}"])
+    assert not known.retires(MAX_RULES + 10, ["t0"])
+
+
+def test_the_files_are_merged_and_survive_one_another(tmp_path):
+    (tmp_path / "disk").mkdir()
+    file = RetiredFile(tmp_path / "arena", tmp_path / "disk", lambda: 99)
+    file.write(Retired().with_rule("tag", "a", 3))
+    (tmp_path / "arena.retired.json").unlink()
+    assert file.read() == Retired().with_rule("tag", "a", 3)
+    (tmp_path / "arena.retired.json").write_text("nonsense")
+    assert file.read().retires(98, [])
+
+
+@given(st.lists(st.text(max_size=200), max_size=60), st.lists(st.text(max_size=200), max_size=60))
+def test_tags_are_never_lost_only_summed_up(one, two):
+    merged = merge_tags(one, two)
+    assert merged == merge_tags(two, one) == merge_tags(merged, merged)
+    assert merged == (EVERY_TAG,) or set(merged) == {*one, *two}
+    assert len(merged) <= MAX_TAGS
+    assert sum(len(tag.encode()) for tag in merged) <= MAX_TAG_BYTES
