@@ -25,8 +25,8 @@ Examples:
 
   kvist size cluster.yaml --json      (model.name must be a folder)
 
-Prefill speed is what an engine computes of a prompt, in tokens per second: `kvist bench`, vLLM's log or
-the router's metrics say it. Break-even is the bandwidth at which loading takes as long as computing.
+Prefill speed is what an engine computes of a prompt, in tokens per second, as in vLLM's log.
+Break-even is the bandwidth at which loading takes as long as computing.
 """
 _PROMPTS: Final = (1024, 8192, 32768)
 _CONFIG: Final = "config.json"
