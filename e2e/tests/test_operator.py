@@ -16,6 +16,7 @@ from testbed.scenario import cache_cluster
 from testbed.waiting import until
 
 pytestmark = [pytest.mark.e2e_api, pytest.mark.usefixtures("crd")]
+TAKEOVER_SECONDS = 20  # what users are promised
 CHILDREN = "statefulset,deployment,service,configmap,secret,serviceaccount,networkpolicy,poddisruptionbudget"
 
 
@@ -124,7 +125,7 @@ def test_another_operator_takes_over_from_a_killed_one(
     with operator(kubectl, namespace, tmp_path, "second"):
         running.kill()
         began = time.monotonic()
-        until("the takeover", lambda: leader(kubectl, namespace) == "second", 40)
+        until("the takeover", lambda: leader(kubectl, namespace) == "second", TAKEOVER_SECONDS)
         print(f"takeover after {time.monotonic() - began:.1f} s")
         apply(kubectl, namespace, cache_cluster("demo"))
         assert settled(kubectl, namespace, "Ready", "False")["message"]

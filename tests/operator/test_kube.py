@@ -334,7 +334,8 @@ def test_routers_fetch_the_tokenizer_of_a_hub_model_with_the_engines_access() ->
     settings = yaml.safe_load(objects["ConfigMap", "test-router"]["data"]["router.yaml"])
     assert fetch["args"][2:4] == ["download", "owner/model"]
     assert flag(fetch, "--local-dir") == settings["model"]["path"]
-    assert flag(fetch, "--revision") == "abc"
+    engine = pod(objects, "StatefulSet", "test-engine")["containers"][0]
+    assert flag(fetch, "--revision") == flag(engine, "--revision") == "abc"
     assert "*.safetensors" not in fetch["args"]
     assert {"name": "HF_TOKEN", "valueFrom": source} in fetch["env"]
     assert "OTHER" not in [item["name"] for item in fetch["env"]]

@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from kvist_connector.engines.vllm.config import ExtraConfig
+from kvist_connector.settings import validate
 from kvist_operator.crd import render as render_crd
 from kvist_operator.plan import TOKEN, cpu_target, cuda_target, make_plan
 from kvist_operator.render.local import EVENTS_SUFFIX, SOCKET_PATH_LIMIT, Machine, Process, render
@@ -130,6 +132,34 @@ def test_adapters_are_named_with_their_folders() -> None:
     machine = replace(MACHINE, lora={"sql": "/adapters/sql"})
     engine = processes(machine, model=model)["engine-0"]
     assert json.loads(flag(engine, "--lora-modules")) == {"name": "sql", "path": "/adapters/sql"}
+
+
+def test_revisions_of_adapters_reach_the_connectors_keys() -> None:
+    adapters = [
+        {"name": "sql", "path": "owner/sql", "revision": "v2"},
+        {"name": "chat", "path": "owner/chat"},
+    ]
+    machine = replace(MACHINE, lora={"sql": "/adapters/sql", "chat": "/adapters/chat"})
+    engine = processes(machine, model={"name": "owner/model", "loraAdapters": adapters})["engine-0"]
+    extra = json.loads(flag(engine, "--kv-transfer-config"))["kv_connector_extra_config"]
+    assert extra["lora_revisions"] == {"sql": "v2"}
+    assert validate(ExtraConfig, extra).lora_revisions == {"sql": "v2"}
+
+
+def test_the_revision_of_a_hub_model_reaches_vllm_and_that_of_a_folder_the_keys_only() -> None:
+    def engine(**model: Any) -> Process:
+        return processes(model=model)["engine-0"]
+
+    assert flag(engine(name="owner/model", revision="abc"), "--revision") == "abc"
+    volume = {"claimName": "models"}
+    for argv in (
+        engine(name="owner/model").argv,
+        engine(name="/models/a", revision="abc").argv,
+        engine(name="owner/model", revision="abc", volume=volume).argv,
+    ):
+        assert "--revision" not in argv
+    extra = flag(engine(name="/models/a", revision="abc"), "--kv-transfer-config")
+    assert json.loads(extra)["kv_connector_extra_config"]["revision"] == "abc"
 
 
 def test_a_long_run_folder_still_gives_a_socket_that_can_be_bound() -> None:

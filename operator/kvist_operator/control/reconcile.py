@@ -31,7 +31,7 @@ from kvist_operator.control.parting import Parting
 from kvist_operator.control.problems import Problem
 from kvist_operator.control.resources import CLUSTERS, Object
 from kvist_operator.control.rollout import Action, Decision, decide
-from kvist_operator.control.secret_values import mark_pods
+from kvist_operator.control.secret_values import mark_pods, references
 from kvist_operator.control.snapshot import Snapshot, observed
 from kvist_operator.control.status import blocked_status, status_of, status_patch, worth_writing
 from kvist_operator.plan import kube_target, make_plan
@@ -195,9 +195,10 @@ class Reconciler:
         pause = min(BUSY_LIMIT, BUSY_SECONDS * (1 + memory.busy_turns / 10))
         if busy:
             return Outcome(again=pause)
-        # The API server tells nobody that a Secret changed which may only be read by name.
+        # The API server tells nobody that a Secret changed, came or went which may only be read by name.
         waits = [later] if later is not None else []
-        return Outcome(again=min([*waits, SECRETS_SECONDS]) if snapshot.env_secrets else later)
+        names_secrets = any(True for _ in references(snapshot.cluster))
+        return Outcome(again=min([*waits, SECRETS_SECONDS]) if names_secrets else later)
 
     async def _blocked(self, raw: Object, memory: Memory, problem: Problem) -> Outcome:
         conditions = blocked(problem)

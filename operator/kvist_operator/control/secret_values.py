@@ -22,7 +22,7 @@ from kvist_operator.spec import CacheCluster
 
 MARK_ANNOTATION: Final = "kvist.dev/env-secrets"
 _MARK_DIGITS: Final = 4
-_OPAQUE: Final = frozenset({"podTemplate", "volumeClaimTemplate"})
+_OPAQUE: Final = frozenset({"podTemplate", "volumeClaimTemplate", "configMapKeyRef"})
 
 
 @dataclass(frozen=True, order=True)
@@ -32,6 +32,7 @@ class Reference:
     field: str
     name: str
     key: str
+    optional: bool = False
 
     @property
     def component(self) -> str:
@@ -62,7 +63,7 @@ async def read_secrets(api: Api, raw: Object, cluster: CacheCluster) -> Found:
 
 
 def references(cluster: CacheCluster) -> Iterator[Reference]:
-    """Every name and key in the spec, where they are required to exist. Pure."""
+    """Every name and key of a Secret in the spec. Pure."""
     yield from _walk(cluster.spec.model_dump(by_alias=True), "spec")
 
 
@@ -86,12 +87,14 @@ async def _read(api: Api, namespace: str, item: Reference) -> tuple[str, str]:
         secret = await api.get(SECRETS, namespace, item.name)
     except Forbidden as error:
         return f"{item.field}: Secret {item.name} cannot be read: {error}", ""
+    if secret is None and item.optional:
+        return "", ""
     if secret is None:
         return f"{item.field}: Secret {item.name} does not exist in namespace {namespace}", ""
     value = (secret.get("data") or {}).get(item.key)
-    if value is None:
+    if value is None and not item.optional:
         return f"{item.field}: Secret {item.name} has no key {item.key!r}", ""
-    return "", str(value)
+    return "", "" if value is None else str(value)
 
 
 def _mark(uid: str, values: list[str]) -> str:
@@ -100,8 +103,9 @@ def _mark(uid: str, values: list[str]) -> str:
 
 def _walk(value: Any, path: str) -> Iterator[Reference]:
     if isinstance(value, Mapping):
-        if set(value) == {"name", "key"} and value["name"]:
-            yield Reference(path, str(value["name"]), str(value["key"]))
+        if set(value) - {"optional"} == {"name", "key"} and value["name"]:
+            optional = value.get("optional") is True
+            yield Reference(path, str(value["name"]), str(value["key"]), optional)
         for name, inner in value.items():
             if name not in _OPAQUE:
                 yield from _walk(inner, f"{path}.{name}")

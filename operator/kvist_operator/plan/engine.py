@@ -36,6 +36,7 @@ def engine_program(cluster: CacheCluster, target: Target) -> Program:
 def _arguments(cluster: CacheCluster, target: Target) -> list[str]:
     engine, cpu = cluster.spec.engine, target.device == "cpu"
     arguments = ["--model", "$(path.model)", "--served-model-name", cluster.served_name]
+    arguments += _revision(cluster)
     arguments += ["--host", "$(host)", "--port", "$(port.engine)", "--dtype", engine.dtype]
     if engine.tensor_parallel_size > 1:
         arguments += ["--tensor-parallel-size", str(engine.tensor_parallel_size)]
@@ -62,6 +63,12 @@ def _arguments(cluster: CacheCluster, target: Target) -> list[str]:
     return [*arguments, *engine.extra_args]
 
 
+def _revision(cluster: CacheCluster) -> list[str]:
+    """Of weights on the hub; vLLM takes the tokenizer of the same. A folder has none."""
+    model = cluster.spec.model
+    return ["--revision", model.revision] if model.revision is not None and model.from_hub else []
+
+
 def _lora(cluster: CacheCluster) -> list[str]:
     adapters = cluster.spec.model.lora_adapters
     if not adapters:
@@ -74,6 +81,9 @@ def _transfer(cluster: CacheCluster) -> dict[str, object]:
     extra: dict[str, object] = {"agent": "$(path.socket)"}
     if cluster.spec.model.revision is not None:
         extra["revision"] = cluster.spec.model.revision
+    revisions = {a.name: a.revision for a in cluster.spec.model.lora_adapters if a.revision}
+    if revisions:
+        extra["lora_revisions"] = revisions
     return {
         "kv_connector": CONNECTOR,
         "kv_connector_module_path": CONNECTOR_MODULE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, WithJsonSchema, model_validator
 
 from kvist_connector.keys import CHUNK_TOKENS
 from kvist_operator.spec.base import (
@@ -18,6 +18,7 @@ from kvist_operator.spec.base import (
     Text,
     rules,
 )
+from kvist_operator.spec.claim import CLAIM_SCHEMA
 
 _REDIS_URL = r"^rediss?://([^\s:@/]+@)?[^\s@/]+(/[0-9]{1,3})?$"
 _BUCKET_URL = r"^(s3|s3a|gs|az|azure|abfs|abfss|adl|file)://[^\s]+$"
@@ -49,7 +50,7 @@ class Disk(Section):
         description="data: chunks survive a power cut. none: they survive a crash; checksums find the rest. "
         "Default: none.",
     )
-    volume_claim_template: Overlay | None = Field(
+    volume_claim_template: Annotated[Overlay, WithJsonSchema(CLAIM_SCHEMA)] | None = Field(
         default=None,
         description="PersistentVolumeClaim spec with resources.requests.storage somewhat above size; it "
         "cannot be added, changed or taken away later. Kubernetes only. Default: none, an emptyDir.",

@@ -31,7 +31,7 @@ def name_fits(cluster: CacheCluster, facts: Facts) -> Violation | None:
 def model_is_there(cluster: CacheCluster, facts: Facts) -> Violation | None:
     """Pods see no folder of this machine."""
     model = cluster.spec.model
-    if model.volume is not None or not model.name.startswith(("/", ".", "~", "demo/")):
+    if model.volume is not None or model.from_hub:
         return None
     return Violation(
         "spec.model.name",

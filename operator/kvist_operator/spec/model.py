@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field, StringConstraints
 
@@ -16,6 +16,8 @@ class ModelVolume(Section):
     path: Text = Field(default=".", description="Folder of the model inside the volume. Default: its root.")
 
 
+# How names begin that are no Hugging Face names.
+LOCAL_PREFIXES: Final = ("/", ".", "~", "demo/")
 AdapterName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/-]*$", min_length=1, max_length=256)
 ]
@@ -41,7 +43,7 @@ class Model(Section):
 
     model_config = rules(
         (
-            "has(self.volume) || !['/', '.', '~', 'demo/'].exists(p, self.name.startsWith(p))",
+            f"has(self.volume) || !{list(LOCAL_PREFIXES)}.exists(p, self.name.startsWith(p))",
             "a model that is no Hugging Face name lies in a volume: give model.volume, its claim and path",
         ),
     )
@@ -66,3 +68,8 @@ class Model(Section):
         default=(),
         description="Adapters served beside the model. Default: none.",
     )
+
+    @property
+    def from_hub(self) -> bool:
+        """Whether it is fetched by its Hugging Face name."""
+        return self.volume is None and not self.name.startswith(LOCAL_PREFIXES)

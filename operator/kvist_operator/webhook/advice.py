@@ -30,17 +30,29 @@ Advice = Callable[[CacheCluster, Size], Violation | None]
 
 
 def advice(cluster: CacheCluster) -> tuple[str, ...]:
-    """One line each; empty when there is nothing to say, or when the model's size is not known."""
-    size = estimate(cluster)
-    if size is None or not cluster.spec.cache.enabled:
-        return ()
-    found = (check(cluster, size) for check in ADVICE)
+    """One line each; empty when there is nothing to say. Of a model of unknown size there is less to say."""
+    found, size = [hub_is_reached(cluster)], estimate(cluster)
+    if size is not None and cluster.spec.cache.enabled:
+        found += [check(cluster, size) for check in ADVICE]
     return tuple(said(violation) for violation in found if violation is not None)
 
 
 def said(violation: Violation) -> str:
     """As a warning: it is possible after all."""
     return f"{violation.field}: {violation.value}: {violation.reason}; {violation.remedy}"
+
+
+def hub_is_reached(cluster: CacheCluster) -> Violation | None:
+    """Pods that may reach nothing outside fetch no model."""
+    policy, model = cluster.spec.security.network_policy, cluster.spec.model
+    if not (policy.enabled and policy.egress and model.from_hub) or policy.egress_to:
+        return None
+    return Violation(
+        "spec.security.networkPolicy.egress",
+        "true",
+        f"pods cannot fetch {model.name} from the hub",
+        "name the hub or a mirror in egressTo, or put the model into model.volume",
+    )
 
 
 def holds_a_chunk(cluster: CacheCluster, size: Size) -> Violation | None:

@@ -66,6 +66,18 @@ def test_files_that_swap_their_content_differ(tmp_path):
     assert found[0] != found[1]
 
 
+def test_new_weights_under_the_old_name_share_nothing_once_their_revision_is_given():
+    hub = LoRARequest("sql", 1, "owner/sql")  # vLLM fetches it: no folder here tells its weights
+    found = {AdapterRevisions({"sql": given}).revision(hub) for given in ("", "one", "two")}
+    assert len(found) == 3
+    assert AdapterRevisions({"other": "one"}).revision(hub) == AdapterRevisions().revision(hub)
+
+
+def test_a_given_revision_counts_beside_the_content(tmp_path):
+    weights = adapter(tmp_path / "a", b"weights"), adapter(tmp_path / "b", b"others!")
+    assert len({AdapterRevisions({"sql": given}).revision(a) for a in weights for given in ("1", "2")}) == 4
+
+
 def test_a_prompt_without_media_has_the_keys_of_its_text():
     assert keys_of(TOKENS) == chunk_keys(ROOT, TOKENS)
 

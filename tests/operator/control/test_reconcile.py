@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvist_operator.control.errors import Forbidden, Unavailable
+from kvist_operator.control.reconcile import SECRETS_SECONDS
 from kvist_operator.control.resources import CLUSTERS, DEPLOYMENTS, PODS, SECRETS, STATEFUL_SETS, Resource
 from kvist_operator.control.views import Figures
 from kvist_operator.render.kube import READINESS_GATE
@@ -217,6 +218,40 @@ async def test_a_secret_that_is_missing_is_named(world: World) -> None:
     world.server.put(SECRETS, secret)
     await world.settle()
     assert world.says("Degraded") == ("False", "AsExpected")
+
+
+async def test_the_loss_of_a_mounted_secret_and_its_return_are_noticed_without_an_event(world: World) -> None:
+    secret = {"metadata": {"name": "keys", "namespace": NAMESPACE}, "data": {"list": "YQ=="}}
+    world.server.put(SECRETS, secret)
+    world.apply(security={"token": {"name": "keys", "key": "list"}})
+    assert (await world.settle()).again == SECRETS_SECONDS
+    settled = world.api.writes()
+    await world.turn()
+    assert world.api.writes() == settled
+    world.server.remove(SECRETS, NAMESPACE, "keys")
+    assert (await world.settle()).again == SECRETS_SECONDS
+    assert world.says("Degraded") == ("True", "SecretMissing")
+    world.server.put(SECRETS, secret)
+    await world.settle()
+    assert world.says("Degraded") == ("False", "AsExpected")
+
+
+async def test_an_optional_secret_of_the_environment_may_be_absent_and_rolls_pods_when_it_changes(
+    world: World,
+) -> None:
+    def engines() -> set[str]:
+        return {pod["metadata"]["uid"] for pod in world.pods("engine").values()}
+
+    source = {"secretKeyRef": {"name": "hub", "key": "key", "optional": True}}
+    of_a_map = {"configMapKeyRef": {"name": "map", "key": "key"}}
+    env = [{"name": "TOKEN", "valueFrom": source}, {"name": "OTHER", "valueFrom": of_a_map}]
+    world.apply(engine={"replicas": 1, "env": env})
+    await world.settle()
+    assert world.says("Degraded") == ("False", "AsExpected")
+    before = engines()
+    world.server.put(SECRETS, {"metadata": {"name": "hub", "namespace": NAMESPACE}, "data": {"key": "YQ=="}})
+    await world.settle()
+    assert not engines() & before
 
 
 async def test_the_clusters_own_token_is_made_once(world: World) -> None:

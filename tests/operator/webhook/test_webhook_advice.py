@@ -125,6 +125,22 @@ def test_what_fits_or_cannot_be_known_is_admitted_without_a_word(
     assert reviewed(cluster(model, engine, cache)) == {"uid": "abc", "allowed": True}
 
 
+def test_a_hub_that_pods_may_not_reach_is_warned_of() -> None:
+    hub = [{"ipBlock": {"cidr": "0.0.0.0/0"}}]
+
+    def warnings(**policy: Any) -> tuple[str, ...]:
+        new = cluster("owner/model")
+        new["spec"]["security"] = {"networkPolicy": policy}
+        return judge(new, None, CONTEXT).warnings
+
+    assert warnings(egress=True) == (
+        "spec.security.networkPolicy.egress: true: pods cannot fetch owner/model from the hub; name the hub "
+        "or a mirror in egressTo, or put the model into model.volume",
+    )
+    assert warnings() == warnings(egress=True, egressTo=hub) == ()
+    assert warnings(egress=True, enabled=False) == ()
+
+
 def test_what_cannot_be_carried_out_is_refused_with_field_value_and_remedy() -> None:
     twice = {"spec": {"volumes": [{"name": "a"}, {"name": "a"}]}}
     response = reviewed(cluster(engine={"podTemplate": twice}))

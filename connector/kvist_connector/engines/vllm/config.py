@@ -37,6 +37,9 @@ class ExtraConfig(Settings):
         description="where a spawned agent keeps socket, arena and log; default /dev/shm/kvist-<uid>/<model>",
     )
     revision: str = Field("", description="user-set part of the weights identity; change it with the weights")
+    lora_revisions: dict[str, str] = Field(
+        {}, description="the same of LoRA adapters, by their names", max_length=256
+    )
 
 
 @dataclass(frozen=True)

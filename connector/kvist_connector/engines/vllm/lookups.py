@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from kvist_connector.engines.inbox import Arrival
+from kvist_connector.engines.vllm.config import EngineConfig
 from kvist_connector.engines.vllm.lora import AdapterRevisions
 from kvist_connector.engines.vllm.outbox import Outbox
 from kvist_connector.engines.vllm.requests import RequestState
@@ -37,12 +38,12 @@ class Link(Protocol):
 class Lookups:
     """`arena` and `enabled` are what the agent last said; the owner sets them."""
 
-    def __init__(self, chunk_tokens: int, link: Link, outbox: Outbox, clock: Callable[[], float]) -> None:
-        self._chunk = chunk_tokens
+    def __init__(self, config: EngineConfig, link: Link, outbox: Outbox, clock: Callable[[], float]) -> None:
+        self._chunk = config.chunk_tokens
         self._link = link
         self._outbox = outbox
         self._clock = clock
-        self._adapters = AdapterRevisions()
+        self._adapters = AdapterRevisions(config.extra.lora_revisions)
         self.arena: Arena | None = None
         self.enabled = False
 

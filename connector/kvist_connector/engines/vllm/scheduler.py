@@ -78,7 +78,7 @@ class SchedulerHalf:
         self._records = StepRecords()
         self._step = 0
         self._outbox = Outbox()
-        self._lookups = Lookups(config.chunk_tokens, link, self._outbox, clock)
+        self._lookups = Lookups(config, link, self._outbox, clock)
         self._meter = PrefillMeter()
         self._pacer = LoadPacer()
         self._accepted = LastAccepted()
