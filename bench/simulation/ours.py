@@ -36,10 +36,15 @@ class Kvist:
         self._numbers = {replica.name: number for number, replica in enumerate(self._replicas)}
         self._memo = KeyMemo(1024)
         self._in_flight = InFlightMap(10**6, 3600.0)
+        self._ticked = 0.0
         self._told = [1] * len(engines)  # sequence numbers of the feeds
 
     def choose(self, request: Request, now: float) -> int:
-        """As `LocalMind.decide`."""
+        """As `LocalMind.decide`, and once a second `tick`."""
+        if now - self._ticked >= 1.0:
+            self._ticked = now
+            for replica in self._replicas:
+                replica.pending.expire(now)
         keys = [block.to_bytes(16) for block in request.blocks]
         candidates = []
         for number, replica in enumerate(self._replicas):
