@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from kvist_operator.render.kube.values import DISK
 from testbed.client import decision, service_client
 from testbed.kube import Kubectl
 from testbed.load import prompts
@@ -28,6 +29,12 @@ def shared_memory(kubectl: Kubectl, namespace: str, container: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("shmem "))
 
 
+def chunks_on_disk(kubectl: Kubectl, namespace: str, pod: str) -> int:
+    """What the agent has written behind."""
+    words = ("exec", pod, f"--namespace={namespace}", "--container=agent", "--")
+    return int(kubectl(*words, "sh", "-c", f"find {DISK} -name '*.kvist' -size +4k | wc -l"))
+
+
 def wait_for(kubectl: Kubectl, namespace: str, condition: str) -> None:
     """As a person does."""
     kubectl("wait", "cc/demo", f"--namespace={namespace}", f"--for=condition={condition}", "--timeout=600s",
@@ -39,7 +46,7 @@ def test_apply_ready_warm_hit_delete(kubectl: Kubectl, machine_folders: str) -> 
     with released(Helm(kubectl), namespace):
         kubectl(
             "apply", f"--namespace={namespace}", "--filename=-",
-            stdin=yaml.safe_dump(cache_cluster("demo", replicas=2)),
+            stdin=yaml.safe_dump(cache_cluster("demo", replicas=2, disk={"size": "256Mi"})),
         )  # fmt: skip
         wait_for(kubectl, namespace, "Ready")
         # Ready means that a request succeeds: the first one does.
@@ -54,6 +61,7 @@ def test_apply_ready_warm_hit_delete(kubectl: Kubectl, machine_folders: str) -> 
             assert (warm.predicted >= 512, warm.replica) == (True, cold.replica)
             actual = decision(kubectl, namespace, "demo", warm.request)["actual"]
             assert sum(actual["hit_tokens"].values()) >= 512
+        until("chunks on disk", lambda: chunks_on_disk(kubectl, namespace, warm.replica) > 0, 60)
         # The agent touches the arena first, so it pays for it, not the engine.
         assert shared_memory(kubectl, namespace, "agent") >= ARENA
         assert shared_memory(kubectl, namespace, "engine") < ARENA
