@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+NEVER: Final = 2**62  # ticks
 
 
 @dataclass(slots=True, eq=False)
@@ -25,11 +27,11 @@ class Candidate:
 
 
 class Policy(Protocol):
-    """Smallest worth leaves first. A policy belongs to one index, which calls all of it.
-
-    Candidates of one queue must rank by last use alone, so that the index compares only the least
-    recently used one of each queue: a policy has few queues, and `worth` may change with time.
+    """Queues are emptied by rank, each from its least recently used. A policy belongs to one index, which
+    calls all of it. It has few queues; ranks hold until `revision` changes.
     """
+
+    revision: int
 
     def enter(self, candidate: Candidate, parent: Candidate | None) -> None:
         """The chunk comes in; `parent` is the chunk before it if the tier has it."""
@@ -41,7 +43,13 @@ class Policy(Protocol):
         """It was evicted, or left for another reason."""
 
     def queue(self, candidate: Candidate, tick: int) -> int:
-        """Its queue at `tick`; asked again after each change, and when it has come up in its queue."""
+        """Its queue at `tick`; asked again after each change, and once `moves` says so."""
+
+    def moves(self, candidate: Candidate, queue: int) -> int:
+        """No later than the tick at which it ages out of its queue; `NEVER` if it does not."""
+
+    def rank(self, queue: int) -> float:
+        """The least leaves first."""
 
     def worth(self, candidate: Candidate, queue: int) -> float:
-        """Of keeping it; `queue` is its queue now, and candidates of one queue differ by last use at most."""
+        """Of keeping it, for comparisons outside; `queue` is its queue now."""

@@ -2,15 +2,15 @@
 
 `EvictionIndex` keeps the promises that every policy gets for free: no chunk goes before its
 children, a blocked one (leased, pinned, being copied) never goes. Only chunks without children
-are in queues, so a use of a whole chain costs one entry. All calls are O(log n) amortised,
-`pop` besides one look at each queue.
+are in queues, so a use of a whole chain costs one entry. All calls are O(log n) amortised; after a
+policy has learned, the next `pop` ranks the queues anew.
 """
 
 from __future__ import annotations
 
 import heapq
 
-from kvist_connector.eviction.candidate import Candidate, Policy
+from kvist_connector.eviction.candidate import NEVER, Candidate, Policy
 
 
 class EvictionIndex:
@@ -21,6 +21,10 @@ class EvictionIndex:
         self._nodes: dict[bytes, Candidate] = {}
         self._children: dict[bytes, int] = {}  # by parent key, whether or not the parent is in the tier
         self._queues: dict[int, list[tuple[int, int, Candidate]]] = {}
+        self._order: list[tuple[float, int]] = []  # rank and number of each queue
+        self._revision = rule.revision
+        self._due: list[tuple[int, int]] = []  # when the first of a queue may have aged out of it
+        self._due_of: dict[int, int] = {}  # by queue, the entry that counts
         self._entries = 0  # in all queues, those no longer valid too
         self._serial = 0
         self._tick = 0
@@ -90,16 +94,22 @@ class EvictionIndex:
 
     def pop(self) -> Candidate | None:
         """Remove and return the chunk to evict; None when everything left is blocked."""
-        best: Candidate | None = None
-        least = 0.0
-        waiting = list(self._queues)
-        for number in waiting:
-            node = self._head(number, waiting)
-            if node is not None and ((worth := self._rule.worth(node, number)) < least or best is None):
-                best, least = node, worth
-        if best is not None:
-            self._remove(best, True)
-        return best
+        self._age()
+        if self._revision != self._rule.revision:
+            self._revision = self._rule.revision
+            self._order = [(self._rule.rank(number), number) for number in self._queues]
+            heapq.heapify(self._order)
+        while self._order:
+            number = self._order[0][1]
+            node = self._head(number)
+            if number != self._order[0][1]:
+                continue  # one that had aged went to a queue of less rank
+            if node is not None:
+                self._remove(node, True)
+                return node
+            heapq.heappop(self._order)
+            del self._queues[number]
+        return None
 
     def check_integrity(self) -> None:
         """Raises AssertionError when the books do not agree; for tests and the integrity endpoint."""
@@ -108,6 +118,8 @@ class EvictionIndex:
             children[node.parent] = children.get(node.parent, 0) + 1
         assert children == self._children, "children counts drifted"
         assert self.bytes == sum(node.size for node in self._nodes.values()), "byte count drifted"
+        assert sorted(number for _, number in self._order) == sorted(self._queues), "a queue has no rank"
+        assert all(number in self._due_of for number, queue in self._queues.items() if queue), "due lost"
         assert self._entries == sum(map(len, self._queues.values())), "entry count drifted"
         valid = {
             entry[1] for queue in self._queues.values() for entry in queue if entry[2].serial == entry[1]
@@ -145,13 +157,36 @@ class EvictionIndex:
         self._serial += 1
         node.serial = self._serial
         node.queue = self._rule.queue(node, self._tick)
-        heapq.heappush(self._queues.setdefault(node.queue, []), (node.tick, node.serial, node))
+        queue = self._queues.get(node.queue)
+        if queue is None:
+            queue = self._queues[node.queue] = []
+            heapq.heappush(self._order, (self._rule.rank(node.queue), node.queue))
+        heapq.heappush(queue, (node.tick, node.serial, node))
         self._entries += 1
+        if queue[0][2] is node:
+            self._expect(node.queue, node)
         return True
 
-    def _head(self, number: int, waiting: list[int]) -> Candidate | None:
-        """Its least recently used; those whose queue is another by now move, to be seen in `waiting`."""
-        queue = self._queues.get(number, [])
+    def _expect(self, number: int, first: Candidate) -> None:
+        """Look at a queue again when its first may have aged out of it."""
+        due = self._rule.moves(first, number)
+        if due < self._due_of.get(number, NEVER + 1):
+            self._due_of[number] = due
+            heapq.heappush(self._due, (due, number))
+
+    def _age(self) -> None:
+        while self._due and self._due[0][0] <= self._tick:
+            due, number = heapq.heappop(self._due)
+            if self._due_of.get(number) != due:
+                continue
+            del self._due_of[number]
+            first = self._head(number) if number in self._queues else None
+            if first is not None:
+                self._expect(number, first)
+
+    def _head(self, number: int) -> Candidate | None:
+        """Its least recently used; those whose queue is another by now move there."""
+        queue = self._queues[number]
         while queue:
             _, serial, node = queue[0]
             valid = node.serial == serial
@@ -161,9 +196,7 @@ class EvictionIndex:
             self._entries -= 1
             if valid:
                 node.serial = -1
-                if self._offer(node):
-                    waiting.append(node.queue)
-        self._queues.pop(number, None)
+                self._offer(node)
         return None
 
     def _compact(self) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from kvist_connector.eviction.candidate import Candidate
+from kvist_connector.eviction.candidate import NEVER, Candidate
 
 
 class Lru:
     """Learns nothing; worth is the time of last use."""
+
+    revision = 0
 
     def enter(self, candidate: Candidate, parent: Candidate | None) -> None:
         """Nothing to learn."""
@@ -20,6 +22,14 @@ class Lru:
     def queue(self, candidate: Candidate, tick: int) -> int:
         """All in one."""
         return 0
+
+    def moves(self, candidate: Candidate, queue: int) -> int:
+        """There is no other."""
+        return NEVER
+
+    def rank(self, queue: int) -> float:
+        """There is no other."""
+        return 0.0
 
     def worth(self, candidate: Candidate, queue: int) -> float:
         """Later is better."""

@@ -18,17 +18,19 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvist_connector.eviction.candidate import Candidate
+from kvist_connector.eviction.candidate import NEVER, Candidate
 
 _HITS: Final = 3  # of more uses nothing further is learned
 _TURNS: Final = 3
 _PER_OCTAVE: Final = 2  # buckets of age
 _BUCKETS: Final = 56
 _EDGES: Final = tuple(2 ** (bucket / _PER_OCTAVE) for bucket in range(_BUCKETS + 1))
+_LEAVES: Final = tuple(math.ceil(edge) for edge in _EDGES[1:])  # first age beyond each
 _PRIOR: Final = 5.0  # uses that a class is taken to have had before any was seen, in each bucket,
 _SHAPE: Final = 0.3  # at a rate of this / age
 _FEWEST_GHOSTS: Final = 64
 _REFRESHES: Final = 8  # of the values, while as many lives end as the tier has chunks
+_NOBODY: Final = 1e-9  # share of lives that are still waited for
 _HALVINGS: Final = 64  # refreshes after which what was learned counts half
 _OCTAVES: Final = 128  # of seconds / byte, around 1
 
@@ -43,9 +45,7 @@ class _Class:
 
     def refresh(self, keep: float) -> None:
         """Values from what was learned, which counts `keep` from now on."""
-        rates = self._rates()
-        for bucket in range(_BUCKETS):
-            self.value[bucket] = _best_rate(rates, bucket)
+        self.value = _best_rates(self._rates())
         self.uses = [keep * count for count in self.uses]
         self.ends = [keep * count for count in self.ends]
 
@@ -62,17 +62,26 @@ class _Class:
         return rates
 
 
-def _best_rate(rates: list[float], bucket: int) -> float:
-    """Most expected uses per expected time, over all ages up to which to wait from the middle of `bucket`."""
-    uses = time = best = 0.0
-    waiting = 1.0
-    for at in range(bucket, _BUCKETS):
-        width = (_EDGES[at + 1] - _EDGES[at]) / (2 if at == bucket else 1)
-        used = -math.expm1(-rates[at] * width)
+def _best_rates(rates: list[float]) -> list[float]:
+    """Most expected uses per expected time, over all ages up to which to wait from the middle of a bucket."""
+    whole = [
+        -math.expm1(-rate * (high - low)) for rate, low, high in zip(rates, _EDGES, _EDGES[1:], strict=False)
+    ]
+    return [_best_rate(rates, whole, bucket) for bucket in range(_BUCKETS)]
+
+
+def _best_rate(rates: list[float], whole: list[float], bucket: int) -> float:
+    used = -math.expm1(-rates[bucket] * (_EDGES[bucket + 1] - _EDGES[bucket]) / 2)
+    uses, time, waiting = used, used / rates[bucket], 1 - used
+    best = uses / time
+    for rate, used in zip(rates[bucket + 1 :], whole[bucket + 1 :], strict=True):
         uses += waiting * used
-        time += waiting * used / rates[at]
+        time += waiting * used / rate
         waiting *= 1 - used
-        best = max(best, uses / time)
+        if waiting < _NOBODY:
+            break
+        if uses > best * time:
+            best = uses / time
     return best
 
 
@@ -93,6 +102,8 @@ class CostAware:
         self._resident = 0
         self._ended = 0  # lives since the last refresh
         self._refreshed = 0
+        self._stale: list[_Class] = []  # to be refreshed, one at a time so that no call takes long
+        self.revision = 0
 
     def enter(self, candidate: Candidate, parent: Candidate | None) -> None:
         """It continues its parent; and it may come back."""
@@ -128,7 +139,16 @@ class CostAware:
         place = max(0, min(octave + _OCTAVES, 2 * _OCTAVES - 1))
         return (_kind(candidate) * _BUCKETS + _bucket(tick - candidate.tick)) * 2 * _OCTAVES + place
 
+    def moves(self, candidate: Candidate, queue: int) -> int:
+        """With the next bucket of age."""
+        bucket = queue // (2 * _OCTAVES) % _BUCKETS
+        return candidate.tick + _LEAVES[bucket] if bucket < _BUCKETS - 1 else NEVER
+
     def worth(self, candidate: Candidate, queue: int) -> float:
+        """As `rank`: within a queue chunks do not differ."""
+        return self.rank(queue)
+
+    def rank(self, queue: int) -> float:
         """Seconds saved per byte and unit of time; within an octave chunks differ by class and age only."""
         rest, place = divmod(queue, 2 * _OCTAVES)
         kind, bucket = divmod(rest, _BUCKETS)
@@ -140,12 +160,13 @@ class CostAware:
         found = self._classes.setdefault(kind, _Class())
         (found.uses if used else found.ends)[_bucket(age)] += 1
         self._ended += 1
-        if self._ended <= self._resident / _REFRESHES + 256:
-            return
-        self._ended = 0
-        self._refreshed += 1
-        for one in self._classes.values():
-            one.refresh(0.5 if self._refreshed % _HALVINGS == 0 else 1.0)
+        if self._ended > self._resident / _REFRESHES + 256:
+            self._ended = 0
+            self._refreshed += 1
+            self._stale = list(self._classes.values())
+        if self._stale:
+            self._stale.pop().refresh(0.5 if self._refreshed % _HALVINGS == 0 else 1.0)
+            self.revision += 1
 
 
 def _kind(candidate: Candidate) -> int:
