@@ -41,6 +41,8 @@ async def test_events_of_the_real_publisher_are_followed_and_replayed(tmp_path):
 
     publish(stored(list(range(8)), 1, None))
     publish(stored(list(range(8, 24)), 3, 2, session_id="s"))
+    # What its thread sends between our replay and our subscription would be seen with the next event only.
+    await asyncio.wait_for(asyncio.to_thread(publisher._event_queue.join), DEADLINE)
     task = asyncio.create_task(events.run())
     try:
         events.engine_arrived("engine")
