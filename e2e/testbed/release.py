@@ -82,12 +82,19 @@ def said(kubectl: Kubectl, namespace: str) -> str:
         return str(error)
 
 
-def refusals(kubectl: Kubectl, namespace: str) -> list[str]:
-    """Calls of a release's operator that its role did not allow, from the audit log."""
-    account = f"system:serviceaccount:{namespace}:{ACCOUNT}"
+def refusals(kubectl: Kubectl, namespace: str, account: str = ACCOUNT) -> list[str]:
+    """Calls of a release's account that its roles did not allow, from the audit log.
+
+    A namespace that ends takes nothing new from anybody, which says nothing about roles.
+    """
+    user = f"system:serviceaccount:{namespace}:{account}"
     events = map(json.loads, (kubectl.bed.log / "audit.log").read_text().splitlines())
-    mine = [event for event in events if event["user"]["username"] == account]
+    mine = [event for event in events if event["user"]["username"] == user]
     if not mine:
-        raise BedError(f"{account} asked for nothing: the audit log is not what it should be")
+        raise BedError(f"{user} asked for nothing: the audit log is not what it should be")
     refused = (event for event in mine if event["responseStatus"].get("code") == 403)
-    return [f"{event['verb']} {event['requestURI']}" for event in refused]
+    return [
+        f"{event['verb']} {event['requestURI']}"
+        for event in refused
+        if "because it is being terminated" not in event["responseStatus"].get("message", "")
+    ]
