@@ -63,7 +63,7 @@ e2e-api: setup ## the tests on a real API server that need no pods: minutes
 
 e2e: e2e-up ## all tests on the e2e cluster
 	e2e/images
-	$(RUN)/pytest e2e/tests $(ARGS)
+	$(RUN)/pytest -o faulthandler_timeout=0 e2e/tests $(ARGS)  # pods take minutes; each test has a deadline
 
 reference: setup ## write docs/reference.md, docs/api.md and the CRD from the code
 	$(RUN)/python -m kvist_operator.crd > crds/.new
