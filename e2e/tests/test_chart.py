@@ -11,6 +11,7 @@ import yaml
 from testbed.kube import Kubectl
 from testbed.release import ACCOUNT, CHART, Helm, refusals, released, said, values
 from testbed.scenario import cache_cluster
+from testbed.tenancy import tenant
 from testbed.waiting import until
 
 pytestmark = [pytest.mark.e2e_pod, pytest.mark.usefixtures("node", "crd"), pytest.mark.timeout(600)]
@@ -55,6 +56,21 @@ def test_a_release_is_tested_upgraded_and_uninstalled_before_its_clusters(
     assert kubectl.get("statefulset/demo-engine", f"--namespace={namespace}") is not None
     kubectl("delete", "cc/demo", f"--namespace={namespace}", "--timeout=30s")
     until("no engines", lambda: not kubectl.get("statefulset/demo-engine", f"--namespace={namespace}"), 60)
+
+
+def test_cluster_wide_a_release_serves_other_namespaces(kubectl: Kubectl, namespace: str) -> None:
+    helm = Helm(kubectl)
+    with tenant(kubectl) as elsewhere, released(helm, namespace, watchNamespaces=[], replicas=2):
+        assert "Succeeded" in helm("test", ACCOUNT, f"--namespace={namespace}", "--timeout=90s")
+        kubectl("apply", f"--namespace={elsewhere}", "--filename=-", stdin=yaml.safe_dump(without_engines()))
+        until(
+            "a status",
+            lambda: reason(kubectl, elsewhere).startswith("False"),
+            60,
+            lambda: said(kubectl, namespace),
+        )
+        kubectl("delete", "cc/demo", f"--namespace={elsewhere}", "--timeout=30s")
+        assert refusals(kubectl, namespace) == []
 
 
 def test_the_chart_lints(kubectl: Kubectl) -> None:
