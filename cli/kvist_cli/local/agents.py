@@ -16,6 +16,8 @@ from kvist_connector.names import PATH_FLUSH
 from kvist_connector.quantity import counted, format_bytes
 
 _SLACK: Final = 5.0
+# The agent's files, and what a crash leaves of writing them.
+_BESIDE: Final = ("journal", "journal.partial", "retired.json", "retired.json.partial")
 
 
 async def flush_agents(urls: Mapping[str, str], deadline: float, on_event: OnEvent) -> None:
@@ -39,6 +41,6 @@ async def _flush(client: httpx.AsyncClient, name: str, url: str, deadline: float
 
 def remove_arena(arena: Path) -> None:
     """The arena file and what lies beside it; only when no process uses it any more."""
-    arena.unlink(missing_ok=True)
-    arena.with_name(arena.name + ".journal").unlink(missing_ok=True)
+    for name in (arena.name, *(f"{arena.name}.{beside}" for beside in _BESIDE)):
+        arena.with_name(name).unlink(missing_ok=True)
     shutil.rmtree(members_folder(arena), ignore_errors=True)
