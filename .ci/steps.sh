@@ -38,6 +38,9 @@ no_kubernetes() {
   elif ! command -v go >/dev/null; then echo "its programs are built with Go, which is not on PATH"
   elif ! command -v apt-get >/dev/null; then echo "it needs packages of Debian, and there is no apt-get"
   elif ! unshare --mount --net --pid --fork true 2>/dev/null; then echo "this machine lets root make no namespaces"
+  elif ! apt-get -qq update >/dev/null 2>&1; then echo "Debian's packages cannot be had here (apt-get update)"
+  elif [ ! -x "$(e2e/build --path kube-apiserver)" ] && ! (cd e2e/tools/kubernetes && go mod download >/dev/null 2>&1)
+  then echo "Go modules cannot be had here (go mod download)"
   fi
 }
 
