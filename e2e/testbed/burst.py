@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import urllib.error
 import urllib.request
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,14 +26,8 @@ def burst(client: Client, count: int, pool: ThreadPoolExecutor) -> list[Future[R
 
 
 def _ask(client: Client) -> Reply:
-    body = {"model": client.model, "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
-    request = urllib.request.Request(
-        f"{client.base}/v1/completions",
-        data=json.dumps(body).encode(),
-        headers={"content-type": "application/json"},
-    )
     try:
-        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+        with urllib.request.urlopen(client.completion(PROMPT, 4), timeout=SECONDS) as answer:
             answer.read()
             return Reply(answer.status, answer.headers["retry-after"])
     except urllib.error.HTTPError as error:

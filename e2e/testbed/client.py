@@ -45,18 +45,21 @@ class Client:
 
     def complete(self, prompt: str = PROMPT, tokens: int = 8, seconds: float = 120) -> Answer:
         """A greedy completion. BedError with what the router said."""
-        body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
-        request = urllib.request.Request(
-            f"{self.base}/v1/completions",
-            data=json.dumps(body).encode(),
-            headers={"content-type": "application/json"},
-        )
         try:
-            with urllib.request.urlopen(request, timeout=seconds) as answer:
+            with urllib.request.urlopen(self.completion(prompt, tokens), timeout=seconds) as answer:
                 said, headers = json.load(answer), answer.headers
         except urllib.error.HTTPError as error:
             raise BedError(f"the router answered {error.code}: {error.read(2000).decode()}") from error
         return answered(said["choices"][0]["text"], headers, said["usage"])
+
+    def completion(self, prompt: str, tokens: int) -> urllib.request.Request:
+        """To be sent."""
+        body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+        return urllib.request.Request(
+            f"{self.base}/v1/completions",
+            data=json.dumps(body).encode(),
+            headers={"content-type": "application/json"},
+        )
 
     def chat(self, content: str = PROMPT, tokens: int = 8, seconds: float = 120) -> Answer:
         """A greedy answer by the OpenAI SDK, which raises an error of its own."""

@@ -32,19 +32,25 @@ def reason(kubectl: Kubectl, namespace: str) -> str:
     return f"{ready[0]['status']} {ready[0]['reason']}" if ready else ""
 
 
+def serve(helm: Helm, release: str, namespace: str) -> None:
+    """The release in one namespace passes its own test and takes up a cluster of another, or of its own."""
+    assert "Succeeded" in helm("test", ACCOUNT, f"--namespace={release}", "--timeout=90s")
+    manifest = yaml.safe_dump(without_engines())
+    helm.kubectl("apply", f"--namespace={namespace}", "--filename=-", stdin=manifest)
+    until(
+        "a status",
+        lambda: reason(helm.kubectl, namespace).startswith("False"),
+        60,
+        lambda: said(helm.kubectl, release),
+    )
+
+
 def test_a_release_is_tested_upgraded_and_uninstalled_before_its_clusters(
     kubectl: Kubectl, namespace: str
 ) -> None:
     helm = Helm(kubectl)
     with released(helm, namespace):
-        assert "Succeeded" in helm("test", ACCOUNT, f"--namespace={namespace}", "--timeout=90s")
-        kubectl("apply", f"--namespace={namespace}", "--filename=-", stdin=yaml.safe_dump(without_engines()))
-        until(
-            "a status",
-            lambda: reason(kubectl, namespace).startswith("False"),
-            60,
-            lambda: said(kubectl, namespace),
-        )
+        serve(helm, namespace, namespace)
         before = kubectl.get("statefulset/demo-engine", f"--namespace={namespace}")
         helm("upgrade", ACCOUNT, str(CHART), f"--namespace={namespace}", "--values=-", "--wait",
              "--timeout=120s", stdin=json.dumps(values(namespace, logLevel="debug")))  # fmt: skip
@@ -61,14 +67,7 @@ def test_a_release_is_tested_upgraded_and_uninstalled_before_its_clusters(
 def test_cluster_wide_a_release_serves_other_namespaces(kubectl: Kubectl, namespace: str) -> None:
     helm = Helm(kubectl)
     with tenant(kubectl) as elsewhere, released(helm, namespace, watchNamespaces=[], replicas=2):
-        assert "Succeeded" in helm("test", ACCOUNT, f"--namespace={namespace}", "--timeout=90s")
-        kubectl("apply", f"--namespace={elsewhere}", "--filename=-", stdin=yaml.safe_dump(without_engines()))
-        until(
-            "a status",
-            lambda: reason(kubectl, elsewhere).startswith("False"),
-            60,
-            lambda: said(kubectl, namespace),
-        )
+        serve(helm, namespace, elsewhere)
         kubectl("delete", "cc/demo", f"--namespace={elsewhere}", "--timeout=30s")
         assert refusals(kubectl, namespace) == []
 

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from kvist_cli.commands.options import AsJson
+from kvist_cli.commands.options import AsJson, quantity
 from kvist_cli.output import console, print_json
 from kvist_connector.errors import ConfigError
 from kvist_connector.eviction import Hits, Trace, optimum, policy, read_trace, replay
-from kvist_connector.quantity import format_bytes, parse_quantity
+from kvist_connector.quantity import format_bytes
 
 _EXAMPLES: Final = """
 Examples:
@@ -90,10 +90,7 @@ def eviction(
 
 
 def _capacity(text: str, block: int) -> tuple[int, int]:
-    try:
-        size = parse_quantity(text.removesuffix("B") if text[-2:-1].isalpha() else text)
-    except ValueError as error:
-        raise ConfigError(f"--capacity: '{text}' is not valid: {error}") from error
+    size = quantity("--capacity", text, text.removesuffix("B") if text[-2:-1].isalpha() else text)
     if size < block:
         raise ConfigError(f"--capacity: '{text}' holds no block of {format_bytes(block)}: give more")
     return size, size // block

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from kvist_cli.local.options import Options, Ports
+from kvist_connector.errors import ConfigError
+from kvist_connector.quantity import parse_quantity
 
 _PANEL: Final = "This machine"
 
@@ -51,3 +53,11 @@ Agents = Annotated[
     list[str],
     typer.Option("--agent", metavar="URL", help="Ask this agent instead of a cluster's; repeatable."),
 ]
+
+
+def quantity(option: str, given: str, text: str | None = None) -> int:
+    """Bytes of an option, read from `text` where that is not what was given; raises ConfigError naming it."""
+    try:
+        return parse_quantity(given if text is None else text)
+    except ValueError as error:
+        raise ConfigError(f"{option}: '{given}' is not valid: {error}") from error

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Final
 import typer
 from rich.table import Table
 
-from kvist_cli.commands.options import AsJson
+from kvist_cli.commands.options import AsJson, quantity
 from kvist_cli.output import console, print_json
 from kvist_connector.errors import ConfigError, UnsupportedError
 from kvist_connector.kv_size import KvSize, kv_size
 from kvist_connector.planner import PrefillModel, break_even_bandwidth
-from kvist_connector.quantity import format_bytes, parse_quantity
+from kvist_connector.quantity import format_bytes
 from kvist_operator.spec import CacheCluster, load
 
 _EXAMPLES: Final = """
@@ -64,7 +64,7 @@ def size(
     tiers = dict(asked.tiers)
     for name, text in (("memory", memory), ("disk", disk)):
         if text is not None:
-            tiers[name] = _quantity(name, text)
+            tiers[name] = quantity(f"--{name}", text)
     found = kv_size(asked.config, kv_dtype or asked.dtype)
     if found.bytes_per_token is None:
         raise UnsupportedError(
@@ -122,13 +122,6 @@ def _bandwidth(answer: dict[str, Any], row: dict[str, Any]) -> str:
         return "give --prefill"
     found = row["break_even_bandwidth"]
     return "never at this latency" if found is None else f"{format_bytes(found)}/s"
-
-
-def _quantity(name: str, text: str) -> int:
-    try:
-        return parse_quantity(text)
-    except ValueError as error:
-        raise ConfigError(f"--{name}: '{text}' is not valid: {error}") from error
 
 
 def _asked(path: Path) -> Asked:

@@ -11,8 +11,13 @@ MAX_TAG_BYTES: Final = 2048
 EVERY_TAG: Final = "*"
 
 
+def tag_bytes(tags: Iterable[str]) -> int:
+    """What tags take of a stored chunk's header, at most."""
+    return sum(len(tag.encode()) + 5 for tag in tags)
+
+
 def merge_tags(one: Iterable[str], other: Iterable[str]) -> tuple[str, ...]:
     """The union, sorted; EVERY_TAG alone when that is more than a chunk can carry."""
     tags = tuple(sorted({*one, *other}))
-    fits = len(tags) <= MAX_TAGS and sum(len(tag.encode()) + 5 for tag in tags) <= MAX_TAG_BYTES
+    fits = len(tags) <= MAX_TAGS and tag_bytes(tags) <= MAX_TAG_BYTES
     return tags if fits and EVERY_TAG not in tags else (EVERY_TAG,)

@@ -25,9 +25,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from kvist_connector.errors import ConfigError
 from kvist_connector.tiers.base import Buffer
-from kvist_connector.tiers.header import LockedChunk
+from kvist_connector.tiers.header import NONCE_BYTES, LockedChunk
 
-_NONCE_BYTES: Final = 12
 _KEY_BYTES: Final = 32
 _MOST_KEYS: Final = 16
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -42,7 +41,7 @@ class Keyring:
 
     def encrypt(self, parts: Sequence[Buffer], header: bytes) -> list[bytes]:
         """Nonce and ciphertext of the concatenated parts."""
-        nonce = os.urandom(_NONCE_BYTES)
+        nonce = os.urandom(NONCE_BYTES)
         return [nonce, self.keys[self.writing].encrypt(nonce, b"".join(parts), header)]
 
     def decrypt(self, name: str, sealed: bytes, header: bytes) -> bytes:
@@ -53,7 +52,7 @@ class Keyring:
             raise LockedChunk(f"encrypted by key {name!r}, the key file has {known}: add that key")
         view = memoryview(sealed)
         try:
-            return key.decrypt(view[:_NONCE_BYTES], view[_NONCE_BYTES:], header)
+            return key.decrypt(view[:NONCE_BYTES], view[NONCE_BYTES:], header)
         except (InvalidTag, ValueError) as error:
             raise LockedChunk(
                 f"key {name!r} does not open it: the key file has another key of that name, or "

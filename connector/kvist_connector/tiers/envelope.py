@@ -19,24 +19,20 @@ from kvist_connector.tiers.base import Buffer, ChunkStore, Item, Read, total_byt
 from kvist_connector.tiers.coding import Coding
 from kvist_connector.tiers.header import (
     HEADER_BYTES,
-    MAX_TAG_BYTES,
     SEAL_BYTES,
     ForeignChunk,
     Header,
     LockedChunk,
     pack_header,
-    tag_bytes,
     unpack_header,
 )
 
 __all__ = [
     "HEADER_BYTES",
-    "MAX_TAG_BYTES",
     "EnvelopeStore",
     "ForeignChunk",
     "Header",
     "LockedChunk",
-    "tag_bytes",
 ]
 
 _SCAN_BATCH = 64

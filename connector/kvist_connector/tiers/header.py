@@ -14,15 +14,16 @@ import msgspec
 import xxhash
 
 from kvist_connector.errors import IntegrityError
+from kvist_connector.protocol.tags import MAX_TAG_BYTES, tag_bytes
 from kvist_connector.tiers.base import Buffer
 
 HEADER_BYTES = 4096
 FORMAT = 1
 _MAGIC = b"KVISTCNK"
 _PREFIX = struct.Struct("<8sII8sI")
-MAX_TAG_BYTES = 2048
-# Nonce and tag of an encrypted body.
-SEAL_BYTES = 12 + 16
+# Of an encrypted body: nonce, then ciphertext, then the cipher's tag.
+NONCE_BYTES = 12
+SEAL_BYTES = NONCE_BYTES + 16
 
 
 class ForeignChunk(IntegrityError):  # noqa: N818 - a state, not a fault
@@ -48,11 +49,6 @@ class Header(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     key_id: str = ""  # of the encryption key
     tags: tuple[str, ...] = ()
     retire_epoch: int = 0
-
-
-def tag_bytes(tags: Sequence[str]) -> int:
-    """What tags take of a header, at most."""
-    return sum(len(tag.encode()) + 5 for tag in tags)
 
 
 def pack_header(header: Header) -> bytes:
