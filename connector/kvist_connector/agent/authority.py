@@ -21,6 +21,12 @@ class Authority:
         self.revision = ""  # of the model that is served
         self.parent_of: Callable[[bytes], bytes | None] = lambda key: None
 
+    def knowing(self, known: Retired) -> Authority:
+        """The same agent's, if it knew this."""
+        other = Authority(known)
+        other.revision, other.parent_of = self.revision, self.parent_of
+        return other
+
     def retires(
         self,
         key: bytes,

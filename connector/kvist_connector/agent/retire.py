@@ -92,11 +92,9 @@ class Retire:
         before = core.authority.known
         if not dry_run and wanted != before and self._file is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._file.write, wanted)
-        core.authority.known = wanted
-        doomed = [] if wanted == before else self._doomed()
-        # A dry run asks all parts nothing in between: there is no await.
-        if dry_run:
-            core.authority.known = before
+        if not dry_run:
+            core.authority.known = wanted
+        doomed = [] if wanted == before else self._doomed(wanted)
         sizes = [core.catalog.index(tier).get(key) for key in doomed for tier in core.catalog.tiers_of(key)]
         leased = sum(getattr(core.catalog.resident(key), "leases", 0) > 0 for key in doomed)
         if not dry_run and wanted != before:
@@ -114,9 +112,9 @@ class Retire:
             "leased": leased,
         }
 
-    def _doomed(self) -> list[bytes]:
-        """What is retired and what hangs on it, parents first."""
-        retires = self._core.authority.retires
+    def _doomed(self, known: Retired) -> list[bytes]:
+        """What that retires and what hangs on it, parents first."""
+        retires = self._core.authority.knowing(known).retires
         found = [c.key for c in self._core.catalog.chunks() if retires(c.key, c.parent, c.epoch, c.tags)]
         return with_descendants(self._core.catalog, found) if found else []
 
