@@ -38,7 +38,8 @@ from kvist_connector.tiers.envelope import EnvelopeStore
 from kvist_connector.tiers.metered import MeteredStore
 from kvist_connector.tiers.object_backend import Bucket, open_backend
 from kvist_connector.tiers.object_store import ObjectStore
-from kvist_connector.tiers.redis import RedisServer, RedisStore
+from kvist_connector.tiers.redis import RedisStore
+from kvist_connector.tiers.redis_server import RedisServer
 
 CHUNKS, CHUNK_BYTES, AT_ONCE, PEERS = 16, 30 * 8 * 24_576, 8, 4
 FINGERPRINT = b"b" * 32

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from kvist_connector import names
+from kvist_connector.agent.coding_settings import COMPRESSION, EncryptionSettings
+from kvist_connector.agent.redis_settings import RedisSettings
 from kvist_connector.quantity import Quantity
-from kvist_connector.settings import WITHHELD, FileLocation, Settings
+from kvist_connector.settings import FileLocation, Settings
 from kvist_connector.tiers.coding import Compression
 
 OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "file")
@@ -29,35 +30,11 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _redis_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.password is not None:
-        raise PydanticCustomError(
-            WITHHELD, "a password in an address is seen by everybody: put it into redis.password_file"
-        )
-    where = parts.path if parts.scheme == "unix" else parts.hostname
-    if parts.scheme not in ("redis", "rediss", "unix") or not where or parts.port == 0:
-        raise ValueError("give redis://[user@]host:port/db, rediss://... for TLS, or unix:///path")
-    return url
-
-
 def _object_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in OBJECT_SCHEMES or not (parts.netloc or parts.path.strip("/")):
         raise ValueError("give s3://bucket/prefix, gs://..., az://... or file:///folder")
     return url
-
-
-def _split(value: Any) -> Any:
-    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-
-
-_COMPRESSION = (
-    "none (default): chunks are stored as they are; zstd: byte planes of 16-bit values, losslessly; "
-    "auto: zstd while reads were measured to end earlier with it"
-)
-RedisUrl = Annotated[str, AfterValidator(_redis_url)]
-RedisUrls = Annotated[tuple[RedisUrl, ...], BeforeValidator(_split)]
 
 
 class DiskSettings(Settings):
@@ -71,43 +48,7 @@ class DiskSettings(Settings):
         "none",
         description="none (default): a power cut may lose chunks, never serves wrong ones; data: sync files",
     )
-    compression: Compression = Field("none", description=_COMPRESSION)
-
-
-class RedisSettings(Settings):
-    """The Redis tier, shared by all agents that name the same servers; absent unless an address is given."""
-
-    urls: RedisUrls = Field(
-        (),
-        max_length=64,
-        description="addresses of Redis servers, with commas between: redis://[user@]host:port/db, rediss:// "
-        "for TLS, unix:///path; keys are spread over them; default none: no Redis tier",
-    )
-    password_file: Path | None = Field(
-        None, description="file with the password, read again at every connect; default none"
-    )
-    ca_file: Path | None = Field(
-        None, description="CA certificates that rediss servers are checked by; default the system's"
-    )
-    ttl: float | None = Field(
-        None,
-        gt=0,
-        le=10 * 366 * 86400,
-        description="seconds after which Redis drops a chunk; default none: never",
-    )
-    lookup_deadline: float = Field(
-        0.1, gt=0, le=60, description="seconds that a lookup waits to learn what Redis has; default 0.1"
-    )
-    deadline: float = Field(
-        2.0, gt=0, le=600, description="seconds that reading or writing one chunk may take; default 2"
-    )
-    pause: float = Field(
-        5.0, gt=0, le=3600, description="seconds that a failing Redis is left alone; default 5"
-    )
-    concurrency: int = Field(
-        8, ge=1, le=256, description="chunks read or written at a time, each server; default 8"
-    )
-    compression: Compression = Field("none", description=_COMPRESSION)
+    compression: Compression = Field("none", description=COMPRESSION)
 
 
 class ObjectStoreSettings(Settings):
@@ -138,17 +79,7 @@ class ObjectStoreSettings(Settings):
         10.0, gt=0, le=3600, description="seconds that a failing object store is left alone; default 10"
     )
     concurrency: int = Field(8, ge=1, le=256, description="chunks read or written at a time; default 8")
-    compression: Compression = Field("none", description=_COMPRESSION)
-
-
-class EncryptionSettings(Settings):
-    """Encryption of disk and shared tiers, AES-256-GCM; absent unless a key file is given."""
-
-    keys_file: Path | None = Field(
-        None,
-        description="file with a key a line, `name base64-of-32-bytes`: the first encrypts, each decrypts; "
-        "read at start; default none: chunks are stored plain, and encrypted ones are misses",
-    )
+    compression: Compression = Field("none", description=COMPRESSION)
 
 
 class HttpSettings(Settings):

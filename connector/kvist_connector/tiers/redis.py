@@ -1,7 +1,8 @@
 """Chunks in a Redis server: one string value a chunk, `kvist:<scope>:<key>` in hexadecimal.
 
-One store is one server; `spread.SpreadStore` makes one of several. Shared by every agent that
-is given the address: a put is `SET NX`, so a chunk is there once. Values move in pieces: a
+One store is one server, or whichever one the Sentinels name; `spread.SpreadStore` makes one of
+several, `redis_cluster.ClusterStore` one of a Redis Cluster. Shared by every agent that is given
+the address: a put is `SET NX`, so a chunk is there once. Values move in pieces: a
 read asks for ranges, a write sends its one command bit by bit, so that neither holds the
 loop nor needs a second copy of the chunk. There are no deadlines here but for connecting: a
 cancelled call closes its connection. What Redis evicts or lets expire is a miss.
@@ -11,17 +12,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from redis import exceptions
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.connection import AbstractConnection, parse_url
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.credentials import CredentialProvider
+from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
 
 from kvist_connector.errors import StorageFull, TierError
 from kvist_connector.tiers.base import (
@@ -34,6 +29,7 @@ from kvist_connector.tiers.base import (
     total_bytes,
 )
 from kvist_connector.tiers.pieces import PIECE_BYTES, Filler, copies
+from kvist_connector.tiers.redis_server import RedisServer, close_pool, explain, open_pool
 
 # Of Redis itself: proto-max-bulk-len.
 LARGEST_VALUE: Final = 512 * 1024 * 1024
@@ -42,39 +38,8 @@ _SCAN_BATCH: Final = 1000
 _SEND_BYTES: Final = 1024 * 1024
 
 
-@dataclass(frozen=True)
-class RedisServer:
-    """Where a server is and how to talk to it. Seconds throughout."""
-
-    url: str  # redis://[user@]host:port/db, rediss://..., unix:///path
-    password_file: Path | None = None  # read at every connect, so that it can be rotated
-    ca_file: Path | None = None  # of rediss; None: the system's
-    ttl: float | None = None  # age at which a chunk is dropped; None: never
-    connect_timeout: float = 5.0  # of a connection, or of waiting for a free one
-    connections: int = 16
-
-    @property
-    def label(self) -> str:
-        """The address without user, for messages and for spreading keys."""
-        parts = urlsplit(self.url)
-        host = f"{parts.hostname}:{parts.port or 6379}" if parts.hostname else ""
-        return f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
-
-
-class _PasswordFile(CredentialProvider):
-    def __init__(self, path: Path, user: str) -> None:
-        self._path = path
-        self._user = user
-
-    def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        try:
-            password = self._path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise TierError(f"redis.password_file: {self._path} cannot be read: {error}") from error
-        return (self._user, password) if self._user else (password,)
-
-    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
-        return self.get_credentials()
+class ElsewhereError(TierError):
+    """Another member of the Redis Cluster has this key now."""
 
 
 class RedisStore(ChunkStore):
@@ -82,9 +47,7 @@ class RedisStore(ChunkStore):
 
     def __init__(self, server: RedisServer) -> None:
         self._server = server
-        self._pool = BlockingConnectionPool(
-            max_connections=server.connections, timeout=server.connect_timeout, **_connection_options(server)
-        )
+        self._pool = open_pool(server)
         self._client: Redis = Redis(connection_pool=self._pool)
 
     @property
@@ -92,9 +55,16 @@ class RedisStore(ChunkStore):
         """Every agent's."""
         return Capabilities(persistent=True, shared=True, listable=True, largest=LARGEST_VALUE)
 
+    async def probe(self) -> None:
+        """See ChunkStore; a member of a cluster that names another one answers."""
+        try:
+            await super().probe()
+        except ElsewhereError:
+            return
+
     async def get(self, read: Read) -> int | None:
         """See ChunkStore; one round trip a piece."""
-        filler, name = Filler(read.into), _name(read.key)
+        filler, name = Filler(read.into), name_of(read.key)
         with self._in_words():
             length = await self._first(name, filler)
             position = min(length, PIECE_BYTES)
@@ -111,13 +81,14 @@ class RedisStore(ChunkStore):
         """See ChunkStore; one round trip."""
         try:
             with self._in_words():
-                return [length or None for length in await self._lengths([_name(key) for key in keys])]
+                lengths = await self._lengths([name_of(key) for key in keys])
         except TierError as error:
             return [error] * len(keys)
+        return [self._wrapped(found) if isinstance(found, Exception) else found or None for found in lengths]
 
     async def put_if_absent(self, key: bytes, parts: Sequence[Buffer]) -> bool:
         """See ChunkStore; raises StorageFull when Redis has a memory limit and may evict nothing."""
-        name, size = _name(key), total_bytes(parts)
+        name, size = name_of(key), total_bytes(parts)
         if size > LARGEST_VALUE:
             raise TierError(f"{size} bytes: a Redis value has at most {LARGEST_VALUE}")
         with self._in_words():
@@ -133,7 +104,7 @@ class RedisStore(ChunkStore):
     async def delete(self, key: bytes) -> bool:
         """See ChunkStore."""
         with self._in_words():
-            return bool(await self._client.unlink(_name(key)))
+            return bool(await self._client.unlink(name_of(key)))
 
     async def items(self, prefix: bytes = b"") -> AsyncIterator[Item]:
         """See ChunkStore."""
@@ -158,7 +129,7 @@ class RedisStore(ChunkStore):
         """See ChunkStore."""
         with self._in_words():
             await self._client.aclose()
-            await self._pool.aclose()
+            await close_pool(self._pool)
 
     async def _first(self, name: bytes, filler: Filler) -> int:
         pipeline = self._client.pipeline(transaction=False)
@@ -170,16 +141,22 @@ class RedisStore(ChunkStore):
             filler.put(piece)
         return int(length)
 
-    async def _lengths(self, names: Sequence[bytes]) -> list[int]:
+    async def _lengths(self, names: Sequence[bytes]) -> list[int | Exception]:
         pipeline = self._client.pipeline(transaction=False)
         for name in names:
             pipeline.strlen(name)
-        return [int(length) for length in await pipeline.execute()]
+        return list(await pipeline.execute(raise_on_error=False))
 
     async def _sized(self, names: Sequence[bytes]) -> list[Item]:
         keys = [_key(name) for name in names]
         lengths = await self._lengths(names) if names else []
-        return [Item(key, size) for key, size in zip(keys, lengths, strict=True) if key is not None and size]
+        found = []
+        for key, length in zip(keys, lengths, strict=True):
+            if isinstance(length, Exception):
+                raise length
+            if key is not None and length:
+                found.append(Item(key, length))
+        return found
 
     async def _set(
         self, connection: AbstractConnection, name: bytes, parts: Sequence[Buffer], size: int
@@ -191,60 +168,35 @@ class RedisStore(ChunkStore):
         # A call that is cut off here closes the connection: the server forgets half a command with it.
         await connection.send_packed_command(head)
         for piece in copies(parts, _SEND_BYTES):
-            await connection.send_packed_command(piece, check_health=False)
+            await _go_on(connection, piece)
         words = b"".join(b"\r\n$%d\r\n%s" % (len(word), word) for word in tail)
-        await connection.send_packed_command(words + b"\r\n", check_health=False)
+        await _go_on(connection, words + b"\r\n")
         return await connection.read_response() is not None
 
     @contextmanager
     def _in_words(self) -> Iterator[None]:
         try:
             yield
-        except exceptions.OutOfMemoryError as error:
-            raise StorageFull(f"{self._server.label} is full: {error}") from error
         except (exceptions.RedisError, OSError) as error:
-            raise TierError(f"{self._server.label}: {_explain(error, self._server)}") from error
+            raise self._wrapped(error) from error
+
+    def _wrapped(self, error: Exception) -> TierError | StorageFull:
+        label = self._server.label
+        if isinstance(error, exceptions.OutOfMemoryError):
+            return StorageFull(f"{label} is full: {error}")
+        moved = isinstance(error, exceptions.AskError) and self._server.cluster
+        return (ElsewhereError if moved else TierError)(f"{label}: {explain(error, self._server)}")
 
 
-def _connection_options(server: RedisServer) -> dict[str, Any]:
-    options: dict[str, Any] = dict(parse_url(server.url))
-    user = options.pop("username", "")
-    if server.password_file is not None:
-        options["credential_provider"] = _PasswordFile(server.password_file, user)
-    if server.ca_file is not None and urlsplit(server.url).scheme == "rediss":
-        options["ssl_ca_certs"] = str(server.ca_file)
-    return options | {
-        "protocol": 2,
-        "socket_connect_timeout": server.connect_timeout,
-        # Operations have their deadline from `deadline.DeadlineStore`.
-        "socket_timeout": None,
-        "socket_read_size": 1024 * 1024,
-        # The breaker decides when to try again; the pool replaces connections that ended.
-        "retry": Retry(NoBackoff(), 0),
-    }
+async def _go_on(connection: AbstractConnection, data: bytes) -> None:
+    """Send what follows of a command; on a connection made anew it would be read as commands."""
+    if not connection.is_connected:
+        raise exceptions.ConnectionError("the connection was closed while a value was sent")
+    await connection.send_packed_command(data, check_health=False)
 
 
-def _explain(error: Exception, server: RedisServer) -> str:
-    cluster = "a member of a Redis Cluster: give servers that are not, keys are spread over them here"
-    remedy = {
-        exceptions.ReadOnlyError: "this is a read-only replica: give the primary's address",
-        exceptions.NoPermissionError: f"the user lacks a permission ({error}): allow it the keys kvist:* "
-        "with strlen, getrange, set, exists, unlink, scan, info",
-        exceptions.InvalidResponse: "what answers there does not speak Redis's protocol: check host and port",
-        exceptions.BusyLoadingError: "Redis is loading its data",
-        exceptions.MovedError: cluster,
-        exceptions.ClusterDownError: cluster,
-    }
-    for kind, text in remedy.items():
-        if isinstance(error, kind):
-            return text
-    if isinstance(error, exceptions.AuthenticationError):
-        where = f"the password in {server.password_file}" if server.password_file else "a missing password"
-        return f"the server refuses {where} ({error}): check redis.password_file and the user in the URL"
-    return str(error) or type(error).__name__
-
-
-def _name(key: bytes) -> bytes:
+def name_of(key: bytes) -> bytes:
+    """Under which a chunk lies."""
     scope, own = key[:-_KEY_BYTES].hex(), key[-_KEY_BYTES:].hex()
     return f"kvist:{scope}:{own}".encode()
 

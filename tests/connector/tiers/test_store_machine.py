@@ -17,7 +17,8 @@ from kvist_connector.testing.chunk_store_machine import ChunkStoreMachine
 from kvist_connector.tiers.disk import DiskStore
 from kvist_connector.tiers.object_backend import Bucket, open_backend
 from kvist_connector.tiers.object_store import ObjectStore
-from kvist_connector.tiers.redis import RedisServer, RedisStore
+from kvist_connector.tiers.redis import RedisStore
+from kvist_connector.tiers.redis_server import RedisServer
 
 pytestmark = pytest.mark.timeout(200)
 
