@@ -1,7 +1,8 @@
 """Whether a lower tier answers, and the asking again while it does not. Used by lower.py.
 
-One failure is no news: a slow answer happens. A tier has a problem after `FAILURES` in a row, or
-when its store leaves a server alone. From the first failure on the store is asked something cheap, the
+One failure is no news, and an answer too late for a lookup is none at all: it happens on a busy
+machine. A tier has a problem after `FAILURES` in a row, or when its store leaves a server alone.
+From the first failure or late answer on the store is asked something cheap, the
 longer it fails the more rarely, until it answers: an idle agent notices its loss and its return too.
 """
 
@@ -30,6 +31,7 @@ class Answering:
         self._row = 0
         self._why = ""
         self._asking: asyncio.Task[None] | None = None
+        self._asked = asyncio.Event()  # the next time
         self._closed = False
 
     @property
@@ -49,9 +51,18 @@ class Answering:
     def failed(self, error: Exception) -> None:
         """It did not."""
         self._row, self._why = self._row + 1, str(error)
+        self.doubted()
+
+    def doubted(self) -> None:
+        """Nothing is known of it: it is asked."""
         if self._asking is None and not self._closed:
             self._asking = asyncio.get_running_loop().create_task(self._ask_again())
-            self._asking.add_done_callback(self._asked)
+            self._asking.add_done_callback(self._ended)
+
+    async def asked(self) -> None:
+        """Return when it has been asked the next time; at once while it is not being asked."""
+        if self._asking is not None:
+            await self._asked.wait()
 
     async def close(self) -> None:
         """No more questions, though what was begun before may still fail."""
@@ -62,7 +73,7 @@ class Answering:
 
     async def _ask_again(self) -> None:
         pause = FIRST_SECONDS
-        while self._row or self._store.inner.problem:
+        while True:
             await self._sleep(pause)
             pause = min(2 * pause, LONGEST_SECONDS)
             try:
@@ -71,8 +82,16 @@ class Answering:
                 self._row, self._why = self._row + 1, str(error)
             else:
                 self.worked()
+                if not self._store.inner.problem:
+                    return
+            self._tell()
 
-    def _asked(self, task: asyncio.Task[None]) -> None:
+    def _tell(self) -> None:
+        self._asked.set()
+        self._asked = asyncio.Event()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
         self._asking = None
+        self._tell()
         if not task.cancelled():
             task.result()

@@ -21,6 +21,7 @@ from kvist_connector.agent.catalog import Catalog, Chunk
 from kvist_connector.agent.speed import Speed
 from kvist_connector.errors import IntegrityError, StorageFull, TierError
 from kvist_connector.protocol.tiers import Tier
+from kvist_connector.tiers.deadline import LateAnswerError
 from kvist_connector.tiers.envelope import EnvelopeStore, ForeignChunk, Header, LockedChunk
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,15 @@ class LowerTier(ABC):
     def problem(self) -> str:
         """Why the tier cannot be used now; empty while it answers."""
         return self._answering.problem
+
+    @property
+    def asking(self) -> bool:
+        """Whether it is being found out if the tier answers."""
+        return self._answering.asking
+
+    async def asked(self) -> None:
+        """Return when more is known; at once while nothing is being found out."""
+        await self._answering.asked()
 
     @property
     def closed(self) -> bool:
@@ -230,7 +240,10 @@ class LowerTier(ABC):
             self._failed("delete_failed", error)
 
     def _failed(self, cause: str, error: Exception) -> None:
-        self._answering.failed(error)
+        if isinstance(error, LateAnswerError):
+            self._answering.doubted()
+        else:
+            self._answering.failed(error)
         self._count(cause, error)
 
     def _count(self, cause: str, error: Exception) -> None:

@@ -2,7 +2,8 @@
 
 Every tier has a queue of its own, so that a slow one holds up no other. A queue is bounded by
 the bytes it would write: under pressure the least valuable chunk is dropped from it (it stays
-in memory), nobody waits. While a chunk is written it is leased.
+in memory), nobody waits. While a chunk is written it is leased. A tier that fails is written to
+again once it answers: what it was to get waits in the queue until then.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ class WriteBehind:
             writer.hurry()
 
     async def flush(self, deadline: float) -> bool:
-        """Wait until nothing is pending; false when the deadline came first."""
+        """Wait until nothing is pending; false when the deadline came first, or tiers are lost."""
         try:
             async with asyncio.timeout(deadline):
                 for writer in self._writers:
-                    await writer.done.wait()
+                    await writer.stopped.wait()
         except TimeoutError:
             return False
-        return True
+        return not self.pending_chunks
 
     async def run(self) -> None:
         """Write for ever."""
@@ -80,9 +81,11 @@ class _Writer:
         self._queue: dict[bytes, None] = {}  # in order of commit: parents come before children
         self._writing: bytes | None = None
         self._last: bytes | None = None  # the chunk written last, just now
+        self._failed: bytes | None = None  # the chunk whose write failed last
+        self._lost = False  # what is in the queue waits for a tier that has a problem
         self._work = asyncio.Event()
-        self.done = asyncio.Event()
-        self.done.set()
+        self.stopped = asyncio.Event()  # nothing is pending, or nothing can be written now
+        self.stopped.set()
 
     @property
     def pending(self) -> int:
@@ -94,8 +97,8 @@ class _Writer:
         while len(self._queue) > 1 and len(self._queue) * self._memory.chunk_bytes > self._limit:
             del self._queue[self._least()]
             self._counts["dropped_pressure"] += 1
-        self.done.clear()
         self._work.set()
+        self._note()
 
     def hurry(self) -> None:
         memory, tier, size = self._catalog.index(Tier.MEMORY), self._lower.tier, self._memory.chunk_bytes
@@ -113,34 +116,56 @@ class _Writer:
             queue |= dict.fromkeys(chunk.key for chunk in self._unwritten(node.key, queue))
         self._queue = queue
         if self._queue:
-            self.done.clear()
             self._work.set()
+        self._note()
 
     async def run(self) -> None:
         """One chunk at a time: loads have the better right to the tier."""
         while True:
             await self._work.wait()
             while self._queue:
-                self._writing = next(iter(self._queue))
-                del self._queue[self._writing]
+                key = self._writing = next(iter(self._queue))
+                del self._queue[key]
                 try:
-                    await self._write(self._writing)
+                    again = not await self._write(key) and self._lower.asking
                 finally:
                     self._writing = None
+                if again:
+                    self._queue = {key: None} | self._queue
+                    await self._wait()
             self._work.clear()
             self._last = None
-            self.done.set()
+            self._note()
 
-    async def _write(self, key: bytes) -> None:
+    def _note(self) -> None:
+        if self._lost or not self.pending:
+            self.stopped.set()
+        else:
+            self.stopped.clear()
+
+    async def _wait(self) -> None:
+        """Until the tier answers."""
+        self._last = None
+        try:
+            while self._lower.asking:
+                self._lost = bool(self._lower.problem)
+                self._note()
+                await self._lower.asked()
+        finally:
+            self._lost = False
+            self._note()
+
+    async def _write(self, key: bytes) -> bool:
+        """False when it should be tried again if the tier has failed."""
         if self._lower.tier in self._catalog.tiers_of(key):
-            return
+            return True
         chain = self._unwritten(key)
         # Others may have taken away what it continues: then that is written again, or nothing is.
         while chain and chain[0].index and chain[0].parent != self._last:
             presence = await self._lower.confirm(chain[0].parent)
             if presence is Presence.UNKNOWN:
                 self._counts[Stored.REFUSED] += 1
-                return
+                return False
             if presence is Presence.THERE:
                 break
             chain = self._unwritten(key)
@@ -148,7 +173,11 @@ class _Writer:
             self._counts["dropped_evicted"] += 1
         for chunk in chain:
             if not await self._store(chunk):
-                break
+                # One that fails twice while the tier answers in between would be in the way for ever.
+                given_up, self._failed = self._failed == chunk.key, chunk.key
+                return given_up
+        self._failed = None
+        return True
 
     def _unwritten(self, key: bytes, queued: Container[bytes] = ()) -> list[Chunk]:
         """The chunk and those before it that the tier lacks and that are not queued, first one first.

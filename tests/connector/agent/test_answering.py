@@ -109,6 +109,29 @@ async def test_a_tier_that_nobody_uses_is_known_to_be_lost_and_to_be_back(watche
     assert clock.pauses.empty()
 
 
+async def test_doubt_is_no_failure_and_is_settled_by_asking(watched, stores):
+    answering, clock = watched(stores[0])
+    for _ in range(5):
+        answering.doubted()
+    assert not answering.problem
+    told = asyncio.create_task(answering.asked())
+    await clock.pass_by()
+    await asyncio.wait_for(told, DEADLINE)
+    await until(lambda: not answering.asking)
+    await answering.asked()  # nothing is being asked
+
+
+async def test_whoever_waits_is_told_after_every_question(watched, stores):
+    answering, clock = watched(stores[0])
+    stores[0].plan = down
+    answering.doubted()
+    for failures in range(1, 5):
+        told = asyncio.create_task(answering.asked())
+        await clock.pass_by()
+        await asyncio.wait_for(told, DEADLINE)
+        assert bool(answering.problem) == (failures >= 3)
+
+
 async def test_a_success_in_between_begins_the_count_anew(watched, stores):
     answering, _ = watched(stores[0])
     for _ in range(2):

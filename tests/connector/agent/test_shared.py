@@ -178,6 +178,13 @@ async def told(parts):
     return {speed.tier: speed.bytes_per_second for speed in load.speeds}
 
 
+async def answers(agent):
+    """The agent knows that its store is back."""
+    async with asyncio.timeout(DEADLINE):
+        while agent.tier.asking:
+            await agent.tier.asked()
+
+
 async def test_a_failing_store_is_a_miss_and_its_return_is_noticed(cluster):
     _, second, engine = await stocked(cluster)
     second.faulty.plan = lambda operation, key: TierError("down")
@@ -190,8 +197,10 @@ async def test_a_failing_store_is_a_miss_and_its_return_is_noticed(cluster):
     # The engine computes it, and it is kept here.
     await engine.store(keys(6))
     assert (await engine.lookup(keys(6))).tiers == bytes([Tier.MEMORY] * 6)
-    await second.written()
+    assert not await second.parts.writebehind.flush(DEADLINE)
     second.faulty.plan = lambda operation, key: None
+    await answers(second)
+    await second.written()
     await second.parts.controls.edits.clear({"tier": "memory"})
     assert engine.holds(keys(6), await engine.lookup(keys(6)))
     assert second.parts.controls.stats()["tiers"]["object"]["problem"] == ""
@@ -460,18 +469,43 @@ async def test_a_chunk_larger_than_the_store_takes_is_refused_at_start_with_both
         await FakeEngine.start(agent.socket)
 
 
-async def test_nothing_is_written_after_a_chunk_that_could_not_be_asked_for(cluster):
+@pytest.mark.parametrize("lost", ["ask", "put"])
+async def test_what_could_not_be_written_while_the_store_was_lost_is_written_when_it_is_back(cluster, lost):
     agent = await cluster()
     engine = await FakeEngine.start(agent.socket)
     await engine.store(keys(2))
     await engine.lookup(keys(2))
     await engine.store(keys(1, first=5000))
     await agent.written()
-    agent.faulty.plan = lambda operation, key: TierError("down") if operation == "ask" else None
-    await engine.store(keys(3), start=2)
-    await engine.lookup(keys(3))
+    agent.faulty.plan = lambda operation, key: TierError("down") if operation in (lost, "ask") else None
+    await engine.store(keys(4), start=2)
+    await engine.lookup(keys(4))
+    assert not await agent.parts.writebehind.flush(DEADLINE)
+    assert agent.parts.writebehind.pending_chunks == 2
+    behind = [FINGERPRINT[:16] + key for key in keys(4)[2:]]
+    assert await agent.faulty.inner.sizes(behind) == [None, None]
+    agent.faulty.plan = lambda operation, key: None
+    await answers(agent)
     await agent.written()
-    assert await agent.faulty.inner.sizes([FINGERPRINT[:16] + keys(3)[2]]) == [None]
-    assert agent.parts.writebehind.counts["refused"] == 1
+    assert None not in await agent.faulty.inner.sizes(behind)
+    agent.check()
+    await engine.stop()
+
+
+async def test_a_chunk_that_fails_though_the_store_answers_does_not_hold_up_the_others(cluster):
+    agent = await cluster()
+    engine = await FakeEngine.start(agent.socket)
+    bad, good = keys(1)[0], keys(1, first=5000)[0]
+    agent.faulty.plan = lambda operation, key: (
+        TierError("no") if operation == "put" and key[-16:] == bad else None
+    )
+    await engine.store([bad])
+    await engine.store([good])
+    await engine.lookup([good])
+    await agent.written()
+    found = await agent.faulty.inner.sizes([FINGERPRINT[:16] + key for key in (bad, good)])
+    assert found[0] is None
+    assert found[1] is not None
+    assert agent.parts.writebehind.counts["refused"] == 2
     agent.check()
     await engine.stop()

@@ -1,13 +1,14 @@
 """Wrappers around a store: deadline and breaker, metering."""
 
 import asyncio
+import itertools
 
 import pytest
 
 from kvist_connector.errors import StorageFull, TierError
 from kvist_connector.testing.chunk_store import key
 from kvist_connector.tiers.base import Capabilities, Capacity, ChunkStore, Read
-from kvist_connector.tiers.deadline import DeadlineStore
+from kvist_connector.tiers.deadline import DeadlineStore, LateAnswerError
 from kvist_connector.tiers.faulty import FaultyStore
 from kvist_connector.tiers.metered import MeteredStore
 
@@ -97,15 +98,33 @@ async def test_operations_wait_for_their_turn_and_questions_do_not():
     assert question.result() == [None]
 
 
-async def test_a_question_has_a_deadline_of_its_own_and_its_failures_count():
+async def test_late_answers_stop_questions_only_until_an_answer_in_time():
     faulty = FaultyStore(Memory())
     faulty.gate.clear()
-    store = DeadlineStore(faulty, limit=1000, failures=2, pause=1000, ask=0.01)
-    for _ in range(2):
+    store = DeadlineStore(faulty, limit=1000, failures=2, pause=1000, ask=0.01, clock=lambda: 0.0)
+    for wanted in ("no answer within 0.01 s", "no answer within 0.01 s", "paused"):
         (answer,) = await store.sizes([key(1)])
-        assert "no answer within 0.01 s" in str(answer)
-    with pytest.raises(TierError, match="paused"):
-        await store.get(read())
+        assert isinstance(answer, LateAnswerError)
+        assert wanted in str(answer)
+    assert (store.open, store.problem) == (False, "")
+    faulty.gate.set()
+    assert await store.get(read()) is None
+    assert isinstance((await store.sizes([key(1)]))[0], LateAnswerError)
+    await store.probe()
+    assert await store.sizes([key(1)]) == [None]
+
+
+async def test_a_probe_that_was_slow_itself_allows_no_questions():
+    now = itertools.count()
+    faulty = FaultyStore(Memory())
+    faulty.gate.clear()
+    store = DeadlineStore(
+        faulty, limit=1000, failures=1, pause=1000, ask=0.01, clock=lambda: float(next(now))
+    )
+    await store.sizes([key(1)])
+    faulty.gate.set()
+    await store.probe()
+    assert isinstance((await store.sizes([key(1)]))[0], LateAnswerError)
 
 
 async def test_no_room_is_no_failure_of_the_store():
