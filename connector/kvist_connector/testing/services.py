@@ -150,14 +150,14 @@ class S3Process(Server):
         self.port = free_port() if port is None else port
         self.folder = folder / "root"
         (self.folder / BUCKET).mkdir(parents=True, exist_ok=True)
-        sidecar = folder / "sidecar"
-        sidecar.mkdir(exist_ok=True)
+        self._sidecar = folder / "sidecar"
+        self._sidecar.mkdir(exist_ok=True)
         self.credentials_file = folder / "credentials"
         self.write_credentials(ACCESS_KEY, SECRET_KEY)
         command = [str(s3_binary()), "--port", f"127.0.0.1:{self.port}", "--keep-alive"]
         command += ["--access", ACCESS_KEY, "--secret", SECRET_KEY]
         # Metadata beside the files: not every temporary folder has extended attributes.
-        command += ["posix", "--sidecar", str(sidecar), str(self.folder)]
+        command += ["posix", "--sidecar", str(self._sidecar), str(self.folder)]
         super().__init__(command, b"listening on")
 
     @property
@@ -169,6 +169,11 @@ class S3Process(Server):
     def endpoint(self) -> str:
         """For `object_store.endpoint`."""
         return f"http://127.0.0.1:{self.port}"
+
+    def remove_bucket(self) -> None:
+        """With all that is in it."""
+        for folder in (self.folder, self._sidecar):
+            shutil.rmtree(folder / BUCKET, ignore_errors=True)
 
     def write_credentials(self, access: str, secret: str) -> None:
         """What clients find in the credentials file from now on."""

@@ -28,12 +28,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _KEY_BYTES: Final = 16
+_UNSCOPED: Final = "none"  # where keys without a scope lie; an agent has none
 _ASKED_AT_ONCE: Final = 32
 _LIST_BATCH: Final = 1000
 # How servers say that they know no conditional put: S3's error code and HTTP's status.
 _NO_CONDITION: Final = ("NotImplemented", "501")
 # S3's error code; the status is that of wrong credentials.
 _SKEWED: Final = "RequestTimeTooSkewed"
+# A refused list has no error class of its own.
+_DENIED: Final = ("status code: 401", "status code: 403")
 
 
 class ObjectStore(ChunkStore):
@@ -49,6 +52,13 @@ class ObjectStore(ChunkStore):
     def capabilities(self) -> Capabilities:
         """Every agent's."""
         return Capabilities(persistent=True, shared=True, listable=True)
+
+    async def probe(self) -> None:
+        """See ChunkStore. Asked by a list, since an answer to HEAD has no body: a bucket that is not there
+        would be a missing object, and a clock that is wrong a wrong key."""
+        with self._in_words():
+            async for _ in obstore.list(self._backend, _UNSCOPED, chunk_size=1):
+                return
 
     async def get(self, read: Read) -> int | None:
         """See ChunkStore; one ranged request, copied as it arrives."""
@@ -156,7 +166,9 @@ def explain(error: Exception) -> str:
     text = str(error).partition("\n\nDebug source")[0].replace("\n", " ")[:500]
     if _SKEWED in str(error):
         return f"this machine's clock and the server's differ too much: set the time of both ({text})"
-    if isinstance(error, exceptions.UnauthenticatedError | exceptions.PermissionDeniedError):
+    if isinstance(error, exceptions.UnauthenticatedError | exceptions.PermissionDeniedError) or any(
+        sign in text for sign in _DENIED
+    ):
         return f"access denied: check object_store.credentials_file and the bucket's policy ({text})"
     return text or type(error).__name__
 
@@ -168,14 +180,14 @@ def _lacks_condition(error: Exception) -> bool:
 
 
 def _path(key: bytes) -> str:
-    return f"{key[:-_KEY_BYTES].hex() or 'none'}/{key[-_KEY_BYTES:].hex()}"
+    return f"{key[:-_KEY_BYTES].hex() or _UNSCOPED}/{key[-_KEY_BYTES:].hex()}"
 
 
 def _key(path: str) -> bytes | None:
     scope, _, own = path.rpartition("/")
     scope = scope.rpartition("/")[2]
     try:
-        key = bytes.fromhex("" if scope == "none" else scope) + bytes.fromhex(own)
+        key = bytes.fromhex("" if scope == _UNSCOPED else scope) + bytes.fromhex(own)
     except ValueError:
         return None
     return key if len(own) == 2 * _KEY_BYTES else None
