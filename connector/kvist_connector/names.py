@@ -15,6 +15,7 @@ PORT_ROUTER: Final = 8080
 PORT_ROUTER_ADMIN: Final = 8081
 PORT_ENGINE: Final = 8100
 PORT_AGENT: Final = 8200
+PORT_PEER: Final = 8300
 PORT_REDIS: Final = 6379
 PORT_OPERATOR: Final = 8090
 
@@ -43,6 +44,10 @@ PATH_RETIRE: Final = "/v1/kvist/retire"
 PATH_RETIRED: Final = "/v1/kvist/retired"
 PATH_DRAIN: Final = "/v1/kvist/drain"
 PATH_DRAIN_ACKNOWLEDGE: Final = "/v1/kvist/drain/acknowledge"
+
+# HTTP paths of an agent's peer port.
+PATH_PEER_ASK: Final = "/v1/kvist/peer/ask"
+PATH_PEER_CHUNKS: Final = "/v1/kvist/peer/chunks"
 
 # HTTP paths of the router's admin port.
 PATH_DECISIONS: Final = "/v1/kvist/decisions"

@@ -46,6 +46,7 @@ class TierPrice:
 
 # Of shared tiers nobody has read from yet: agents and routers must expect the same.
 SHARED_PRICES: Final[Mapping[int, TierPrice]] = {
+    Tier.PEER: TierPrice(0.003, 1e9),
     Tier.REDIS: TierPrice(0.003, 5e8),
     Tier.OBJECT: TierPrice(0.05, 2e8),
 }

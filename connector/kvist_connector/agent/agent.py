@@ -15,9 +15,11 @@ from kvist_connector.agent.engine_server import EngineServer
 from kvist_connector.agent.http import Api, Status
 from kvist_connector.agent.metrics import Metrics
 from kvist_connector.agent.parts import Opened, Parts, build
+from kvist_connector.agent.peer_api import PeerApi
 from kvist_connector.agent.retired_file import RetiredFile
 from kvist_connector.agent.session import Session
 from kvist_connector.agent.settings import AgentSettings
+from kvist_connector.agent.shelf import ArenaShelf
 from kvist_connector.agent.stores import open_stores
 from kvist_connector.agent.supervise import Supervisor
 
@@ -36,6 +38,8 @@ class Agent:
         self._metrics = Metrics()
         status = Status(lambda: self.supervisor.failed, lambda: self.supervisor.failed or self._not_ready)
         self._api = Api(status, self._metrics.exposition, access)
+        self._access = access
+        self.shelf: ArenaShelf | None = None
         self._server = EngineServer(settings.socket, self._session)
         self._idle: asyncio.TimerHandle | None = None
 
@@ -47,6 +51,22 @@ class Agent:
         """The HTTP API; before `start` is done it answers that it is not ready."""
         return self._api.application()
 
+    def peer_application(self) -> web.Application:
+        """What other agents may ask; once, after `start`."""
+        parts, peer = self.parts, self._settings.peer
+        assert parts is not None, "the peer port opens after the parts are built"
+        file = parts.memory.reader()
+        self.shelf = ArenaShelf(parts.core, parts.busy, self._threads, file)
+        api = PeerApi(self.shelf, self._access, peer.reads, peer.deadline)
+        self._metrics.count(api.counts)
+        application = api.application()
+
+        async def close(_: web.Application) -> None:
+            file.close()
+
+        application.on_cleanup.append(close)
+        return application
+
     async def start(self) -> None:
         """Take arena and lower tiers, adopt what they hold, accept engines."""
         loop = asyncio.get_running_loop()
@@ -55,7 +75,8 @@ class Agent:
             arena = await loop.run_in_executor(
                 self._threads, ArenaFile.reserve, self._settings.arena, self._settings.memory
             )
-        stores = await open_stores(self._settings, self._threads, self._metrics.meter)
+        token = self._access.admin
+        stores = await open_stores(self._settings, self._threads, self._metrics.meter, token)
         now_ms = int(time.time() * 1000)
         file = RetiredFile(self._settings.arena, self._settings.disk.path, lambda: now_ms)
         retired = await loop.run_in_executor(self._threads, file.read)

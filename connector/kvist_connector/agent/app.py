@@ -70,18 +70,25 @@ async def _serve(settings: AgentSettings) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, agent.supervisor.stopping.set)
-        runner = web.AppRunner(agent.application(), access_log=None, handler_cancellation=True)
+        runner = _runner(agent.application())
+        peers, peer_port = None, 0
         try:
             agent.claim()
             await runner.setup()
-            port = await _listen(runner, settings)
+            port = await _listen(runner, "http", http.host, http.port)
             await control.listen(runner)
             await agent.start()
-            _announce(settings, port)
+            if settings.peer.host is not None:
+                peers = _runner(agent.peer_application())
+                await peers.setup()
+                peer_port = await _listen(peers, "peer", settings.peer.host, settings.peer.port)
+            _announce(settings, port, peer_port)
             await agent.supervisor.stopping.wait()
             await agent.drain()
         finally:
             agent.end_streams()
+            if peers is not None:
+                await peers.cleanup()
             await runner.cleanup()
             control.remove()
             await agent.close()
@@ -92,21 +99,25 @@ def _token(setting: str, path: Path | None) -> TokenFile | None:
     return TokenFile(path, setting) if path is not None else None
 
 
-async def _listen(runner: web.AppRunner, settings: AgentSettings) -> int:
-    http = settings.http
-    site = web.TCPSite(runner, http.host, http.port, shutdown_timeout=1.0)
+def _runner(application: web.Application) -> web.AppRunner:
+    return web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+
+
+async def _listen(runner: web.AppRunner, section: str, host: str, port: int) -> int:
+    site = web.TCPSite(runner, host, port)
     try:
         await site.start()
     except OSError as error:
-        raise ConfigError(f"http.port: {http.host}:{http.port} cannot be used: {error.strerror}") from error
-    port: int = runner.addresses[0][1]
-    return port
+        raise ConfigError(f"{section}.port: {host}:{port} cannot be used: {error.strerror}") from error
+    taken: int = runner.addresses[0][1]
+    return taken
 
 
-def _announce(settings: AgentSettings, port: int) -> None:
+def _announce(settings: AgentSettings, port: int, peer_port: int) -> None:
     # One line on stdout, so that whoever started us with port 0 can learn the port.
+    peer = f"peer=http://{settings.peer.host}:{peer_port} " if peer_port else ""
     sys.stdout.write(
         f"kvist-agent {__version__} ready: replica={settings.replica} socket={settings.socket} "
-        f"http=http://{settings.http.host}:{port} at={time.time():.3f}\n"
+        f"http=http://{settings.http.host}:{port} {peer}at={time.time():.3f}\n"
     )
     sys.stdout.flush()

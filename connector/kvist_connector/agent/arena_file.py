@@ -11,6 +11,7 @@ import fcntl
 import mmap
 import os
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from kvist_connector.agent.limits import available_memory
 from kvist_connector.arena.geometry import (
@@ -99,6 +100,10 @@ class ArenaFile:
         length = slot_bytes(geometry)
         starts = [slot_offset(geometry, rank, slot) for rank in range(geometry.ranks)]
         return [self._view[start : start + length] for start in starts]
+
+    def reader(self) -> BinaryIO:
+        """The file again, for sending parts of it; to be closed by whoever asked."""
+        return cast(BinaryIO, os.fdopen(os.dup(self._fd), "rb", buffering=0))
 
     def give_up(self) -> None:
         """Release the lock only, as the end of a process does; views handed out may still exist."""

@@ -69,6 +69,11 @@ class Edits:
         self._lower = lower
         self._pins = pins
 
+    @property
+    def own(self) -> list[Tier]:
+        """The tiers that nobody else reads from or writes to."""
+        return [tier for tier in (Tier.MEMORY, *self._lower) if tier not in (*SHARED_TIERS, Tier.PEER)]
+
     async def pin(self, body: dict[str, Any]) -> dict[str, Any]:
         """Keep chunks from eviction for a time; `refused` ones found no room."""
         asked = typed(body, PinBody)
@@ -140,10 +145,14 @@ class Edits:
         """Put chunks into one tier, and out of memory and own disk unless that is it, or a copy is wanted."""
         asked = typed(body, MoveBody)
         target = self._tier(asked.to, "to")
+        if target == Tier.PEER:
+            raise RequestError(
+                "give the name of a replica, to a router: it knows whose memory is meant", "to"
+            )
         chunks = await self._found(asked)
         keys = [chunk.key for chunk in chunks]
         lacking = [chunk for chunk in chunks if not self._is_in(chunk.key, target)]
-        own = [tier for tier in (Tier.MEMORY, *self._lower) if tier not in SHARED_TIERS and tier != target]
+        own = [tier for tier in self.own if tier != target]
         leaving = [] if asked.copy else [c for c in chunks if any(self._is_in(c.key, tier) for tier in own)]
         changed = list({chunk.key: chunk for chunk in (*lacking, *leaving)}.values())
         if asked.dry_run:

@@ -26,7 +26,7 @@ from kvist_connector.agent.session import Session
 from kvist_connector.keys import split_keys
 from kvist_connector.planner import PrefillModel, TierPrice, plan_load
 from kvist_connector.protocol.engine import Answer, Lookup, SlotRef
-from kvist_connector.protocol.tiers import Tier
+from kvist_connector.protocol.tiers import Tier, preferred
 
 log = logging.getLogger(__name__)
 
@@ -218,14 +218,16 @@ class Loader:
             if most == 0:
                 break
             most -= 1
-            tier = min(chunk.below)
+            tier = preferred(chunk.below)[0]
             sizes.append((self._lower[tier].speed.price, self._memory.chunk_bytes))
         return lead + plan_load(sizes, prefill, geometry.chunk_tokens, lead).chunks
 
     def _begin(self, load: _Load, planned: Sequence[Chunk], lead: int, known: int) -> None:
         load.keys = [chunk.key for chunk in planned]
         load.known = known
-        load.tiers = [Tier.MEMORY if chunk.ref is not None else min(chunk.below) for chunk in planned]
+        load.tiers = [
+            Tier.MEMORY if chunk.ref is not None else preferred(chunk.below)[0] for chunk in planned
+        ]
         self._lease(load, [chunk for chunk in planned[lead:] if chunk.ref is not None])
 
     async def _run(self, load: _Load) -> None:
@@ -296,7 +298,7 @@ class Loader:
         header = None
         try:
             chunk = self._catalog.get(key)
-            for tier in sorted(chunk.below) if chunk is not None else ():
+            for tier in preferred(chunk.below) if chunk is not None else ():
                 if header is None and self._memory.owns(ref):
                     header = await self._lower[tier].fetch(key, self._memory.views(ref))
         finally:
@@ -318,7 +320,7 @@ class Loader:
         for key in keys:
             chunk = self._catalog.get(key)
             if chunk is not None and chunk.below and key in self._reading:
-                by_tier.setdefault(min(chunk.below), []).append(self._reading[key])
+                by_tier.setdefault(preferred(chunk.below)[0], []).append(self._reading[key])
         start = self._clock()
         for tier, futures in by_tier.items():
             await asyncio.wait(futures)

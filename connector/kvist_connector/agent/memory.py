@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import BinaryIO
 
 from kvist_connector.agent.arena_file import ArenaFile
 from kvist_connector.agent.authority import Authority
@@ -15,7 +16,7 @@ from kvist_connector.agent.catalog import Catalog, Chunk
 from kvist_connector.agent.journal import Entry, Journal
 from kvist_connector.agent.layouts import geometry_of
 from kvist_connector.agent.slots import SlotTable
-from kvist_connector.arena.geometry import chunk_bytes
+from kvist_connector.arena.geometry import chunk_bytes, slot_bytes, slot_offset
 from kvist_connector.arena.headers import State
 from kvist_connector.errors import ConfigError
 from kvist_connector.protocol.engine import Geometry, Layout, SlotRef
@@ -206,6 +207,19 @@ class MemoryTier:
         if self._arena is None or self.geometry is None:
             raise ValueError("there is no arena")
         return self._arena.chunk_views(self.geometry, ref.slot)
+
+    def reader(self) -> BinaryIO:
+        """The arena's file, to be closed by whoever asked."""
+        if self._arena is None:
+            raise ValueError("there is no arena")
+        return self._arena.reader()
+
+    def spans(self, ref: SlotRef) -> list[tuple[int, int]]:
+        """Where the slot's bytes are in the arena's file: offset and length, one a rank."""
+        if self.geometry is None:
+            raise ValueError("there is no arena")
+        length = slot_bytes(self.geometry)
+        return [(slot_offset(self.geometry, rank, ref.slot), length) for rank in range(self.geometry.ranks)]
 
     def check_integrity(self) -> None:
         """Raises AssertionError when slots and catalog disagree."""

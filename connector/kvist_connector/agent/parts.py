@@ -25,6 +25,7 @@ from kvist_connector.agent.lower import LowerTier
 from kvist_connector.agent.members import Members
 from kvist_connector.agent.memory import MemoryTier
 from kvist_connector.agent.own import OwnTier
+from kvist_connector.agent.peers import PeerTier
 from kvist_connector.agent.pins import Pins
 from kvist_connector.agent.retire import Retire
 from kvist_connector.agent.retired_file import RetiredFile
@@ -38,8 +39,10 @@ from kvist_connector.planner import PrefillModel
 from kvist_connector.protocol.engine import EngineLoad, Layout, RequestRecord
 from kvist_connector.protocol.feed import FEED_VERSION, Opening, TierSpeed
 from kvist_connector.protocol.retired import Retired
-from kvist_connector.protocol.tiers import Tier
+from kvist_connector.protocol.tiers import Tier, preferred
+from kvist_connector.tiers.anyone import AnyoneStore
 from kvist_connector.tiers.envelope import EnvelopeStore
+from kvist_connector.tiers.wrapper import innermost
 
 # Before an engine has measured its prefill only the ratio between positions matters.
 _PREFILL_PRIOR = PrefillModel(linear=1e-4, quadratic=1e-9)
@@ -66,6 +69,7 @@ class Parts:
     totals: Totals
     controls: Controls
     pins: Pins
+    busy: Busy
 
     def session(self) -> Session:
         """A fresh connection's server side."""
@@ -102,7 +106,10 @@ def build(
         tier.authority = memory.authority
     finder = Finder(catalog, lower)
     loader = Loader(memory, catalog, lower, finder, settings.lookup_deadline, clock, supervisor.spawn)
-    writebehind = WriteBehind(memory, catalog, lower, write_behind_bytes)
+    written = {
+        tier: lower[tier] for tier, store in opened.stores.items() if store.inner.capabilities.writable
+    }
+    writebehind = WriteBehind(memory, catalog, written, write_behind_bytes)
     members = Members(settings.arena, memory)
     epoch = max(now_ms, memory.previous_epoch() + 1)
     core = Core(memory, catalog, loader, members, epoch, busy.idle)
@@ -114,13 +121,26 @@ def build(
     drain = Drain(core, feed, writebehind, lambda: gpu.known)
     feed.on_reader = drain.reader_changed
     core.hooks = _hooks(core, lower, writebehind, gpu, events, feed, totals, drain, connections_changed)
-    catalog.on_change = feed.change
+    catalog.on_change = _told(feed)
     members.on_free = core.room_changed
     pins = Pins(catalog, clock, lambda: memory.slots.size if memory.slots is not None else 0)
     retire = Retire(core, lower, pins, opened.retired_file)
     controls = Controls(core, lower, writebehind, gpu, totals, drain, pins, retire)
     return Parts(
-        core, memory, catalog, lower, loader, writebehind, members, gpu, events, feed, totals, controls, pins
+        core,
+        memory,
+        catalog,
+        lower,
+        loader,
+        writebehind,
+        members,
+        gpu,
+        events,
+        feed,
+        totals,
+        controls,
+        pins,
+        busy,
     )
 
 
@@ -137,7 +157,18 @@ def _lower(
     }
     found: dict[Tier, LowerTier] = {}
     for tier, store in stores.items():
-        if tier in lookup:
+        peers = innermost(store.inner)
+        if isinstance(peers, AnyoneStore):
+            found[tier] = PeerTier(
+                store,
+                peers,
+                catalog,
+                busy,
+                time.monotonic,
+                lambda: memory.chunk_bytes,
+                settings.peer.lookup_deadline,
+            )
+        elif tier in lookup:
             found[tier] = SharedTier(
                 tier, store, catalog, busy, time.monotonic, lambda: memory.chunk_bytes, lookup[tier]
             )
@@ -164,7 +195,7 @@ def _index_and_feed(
     )
     view = View(
         opening=lambda: _opening(settings.replica, core, gpu),
-        tiers=lambda: (Tier.GPU, Tier.MEMORY, *lower),
+        tiers=lambda: (Tier.GPU, Tier.MEMORY, *(tier for tier in lower if tier != Tier.PEER)),
         keys=lambda tier: gpu.keys() if tier == Tier.GPU else core.catalog.keys(tier),
         speeds=lambda: _speeds(lower),
         chunk_bytes=lambda: core.memory.chunk_bytes,
@@ -172,6 +203,16 @@ def _index_and_feed(
     )
     feed = Feed(view)
     return gpu, feed
+
+
+def _told(feed: Feed) -> Callable[[Tier, bytes, bool], None]:
+    """What other agents have in memory their own feeds say, and better."""
+
+    def changed(tier: Tier, key: bytes, added: bool) -> None:
+        if tier != Tier.PEER:
+            feed.change(tier, key, added)
+
+    return changed
 
 
 def _hooks(
@@ -232,8 +273,10 @@ def _weigher(core: Core, lower: dict[Tier, LowerTier]) -> Callable[[Chunk, Tier]
         tokens = layout.chunk_tokens if layout is not None else 1
         prefill = core.prefill or _PREFILL_PRIOR
         recompute = prefill.seconds(chunk.index * tokens, (chunk.index + 1) * tokens)
-        if tier == Tier.MEMORY and chunk.below:
-            reload = lower[min(chunk.below)].speed.price.seconds(core.memory.chunk_bytes)
+        # A peer evicts when it likes: that it has the chunk is no reason to let it go here.
+        kept = chunk.below - {Tier.PEER}
+        if tier == Tier.MEMORY and kept:
+            reload = lower[preferred(kept)[0]].speed.price.seconds(core.memory.chunk_bytes)
             return min(recompute, max(reload, _LEAST_SHARE * recompute))
         return recompute
 

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from kvist_connector import names
 from kvist_connector.agent.coding_settings import COMPRESSION, EncryptionSettings
+from kvist_connector.agent.peer_settings import PeerSettings
 from kvist_connector.agent.redis_settings import RedisSettings
 from kvist_connector.quantity import Quantity
 from kvist_connector.settings import FileLocation, Settings
@@ -117,6 +118,7 @@ class AgentSettings(Settings):
     disk: DiskSettings = Field(default_factory=DiskSettings)
     redis: RedisSettings = Field(default_factory=RedisSettings)
     object_store: ObjectStoreSettings = Field(default_factory=ObjectStoreSettings)
+    peer: PeerSettings = Field(default_factory=PeerSettings)
     encryption: EncryptionSettings = Field(default_factory=EncryptionSettings)
     http: HttpSettings = HttpSettings(host="127.0.0.1", port=names.PORT_AGENT, token_file=None)
     kv_events: str | None = Field(
@@ -145,3 +147,13 @@ class AgentSettings(Settings):
     idle_exit: float = Field(
         0.0, ge=0, description="seconds without connections before the agent exits; 0 (default) = never"
     )
+
+    @model_validator(mode="after")
+    def _token_or_loopback_peers(self) -> AgentSettings:
+        if self.peer.host is not None and self.http.token_file is None and not _is_loopback(self.peer.host):
+            raise ValueError(
+                "peer.host: without http.token_file only a loopback host is allowed: set a token file"
+            )
+        if self.peer.host is not None and not self.memory:
+            raise ValueError("peer.host: with memory 0 there is nothing to serve: leave it out")
+        return self

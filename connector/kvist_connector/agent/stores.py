@@ -11,11 +11,12 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvist_connector.agent.peer_stores import open_peers
 from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.agent.shared_stores import open_object_store, open_redis
-from kvist_connector.protocol.tiers import Tier
+from kvist_connector.protocol.tiers import Tier, preferred
 from kvist_connector.tiers.base import ChunkStore
-from kvist_connector.tiers.coding import Coding, Compression
+from kvist_connector.tiers.coding import Coding
 from kvist_connector.tiers.disk import DiskStore
 from kvist_connector.tiers.envelope import EnvelopeStore
 from kvist_connector.tiers.metered import Meter, MeteredStore
@@ -25,9 +26,12 @@ if TYPE_CHECKING:
 
 
 async def open_stores(
-    settings: AgentSettings, threads: Executor, meter: Callable[[Tier], Meter]
+    settings: AgentSettings,
+    threads: Executor,
+    meter: Callable[[Tier], Meter],
+    token: Callable[[], str] | None = None,
 ) -> dict[Tier, EnvelopeStore]:
-    """Every configured tier below memory; raises ConfigError."""
+    """Every configured tier below memory; raises ConfigError. `token`: of the cluster, for peers."""
     found: dict[Tier, ChunkStore] = {}
     keys = _keys(settings.encryption.keys_file)
     # Without I/O first: a mistake in them leaves no folder locked.
@@ -35,17 +39,20 @@ async def open_stores(
         found[Tier.REDIS] = open_redis(settings.redis)
     if settings.object_store.url is not None:
         found[Tier.OBJECT] = open_object_store(settings.object_store, settings.object_store.url, threads)
+    if settings.peer.used:
+        found[Tier.PEER] = open_peers(settings.peer, token)
     disk = settings.disk
     if disk.path is not None:
         found[Tier.DISK] = await DiskStore.open(disk.path, disk.size, disk.fsync, threads)
-    compression: dict[Tier, Compression] = {
-        Tier.DISK: disk.compression,
-        Tier.REDIS: settings.redis.compression,
-        Tier.OBJECT: settings.object_store.compression,
+    codings = {
+        Tier.DISK: Coding(disk.compression, keys),
+        Tier.PEER: Coding(),  # arenas hold chunks as they are
+        Tier.REDIS: Coding(settings.redis.compression, keys),
+        Tier.OBJECT: Coding(settings.object_store.compression, keys),
     }
     return {
-        tier: EnvelopeStore(MeteredStore(found[tier], meter(tier)), threads, Coding(compression[tier], keys))
-        for tier in sorted(found)
+        tier: EnvelopeStore(MeteredStore(found[tier], meter(tier)), threads, codings[tier])
+        for tier in preferred(found)
     }
 
 

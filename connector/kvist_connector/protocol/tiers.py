@@ -1,5 +1,6 @@
-"""Tier numbers, as they travel; the order is the order of preference."""
+"""Tier numbers, as they travel, and the order in which tiers are preferred."""
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final
 
@@ -22,3 +23,10 @@ class Tier(IntEnum):
 
 # They belong to the whole cluster: what one agent put there every other one can read.
 SHARED_TIERS: Final = (Tier.REDIS, Tier.OBJECT)
+# Another agent's memory is nearer than a server that keeps chunks for all.
+PREFERENCE: Final = (Tier.GPU, Tier.MEMORY, Tier.DISK, Tier.PEER, Tier.REDIS, Tier.OBJECT)
+
+
+def preferred(tiers: Iterable[Tier]) -> list[Tier]:
+    """Sorted, the one to read from first."""
+    return sorted(tiers, key=PREFERENCE.index)

@@ -1,6 +1,6 @@
 """The contract of a backend that stores chunks: objects of bytes under short binary keys.
 
-Implemented by disk, redis and object_store (peers later); wrapped by spread, metered, deadline
+Implemented by disk, redis, object_store and peer; wrapped by spread, anyone, metered, deadline
 and faulty; called only through `envelope.EnvelopeStore`, which gives the bytes meaning. The
 conformance suite is `kvist_connector.testing.chunk_store.ChunkStoreSuite`.
 
@@ -31,6 +31,7 @@ class Capabilities:
     shared: bool  # other agents see and add objects
     listable: bool  # `items` is complete
     largest: int | None = None  # most bytes of one object; None: no limit of its own
+    writable: bool = True  # otherwise nothing is stored, and deleting does nothing
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from kvist_connector.tiers.header import (
 
 __all__ = [
     "HEADER_BYTES",
+    "SCOPE_BYTES",
     "EnvelopeStore",
     "ForeignChunk",
     "Header",
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 _SCAN_BATCH = 64
-_SCOPE_BYTES = 16
+SCOPE_BYTES = 16
 
 
 class EnvelopeStore:
@@ -67,7 +68,7 @@ class EnvelopeStore:
         """Fill the buffers with the chunk's bytes, verified; None when it is not stored."""
         head, tail = bytearray(HEADER_BYTES), bytearray(self._coding.extra_bytes)
         views = [*into, memoryview(tail)]
-        length = await self.inner.get(Read(self._name(fingerprint, key), [memoryview(head), *views]))
+        length = await self.inner.get(Read(self.name(fingerprint, key), [memoryview(head), *views]))
         if length is None:
             return None
         header = _expect(head, length, key)
@@ -115,22 +116,22 @@ class EnvelopeStore:
             self._threads, self._coding.encode, plain, parts
         )
         start = time.perf_counter()
-        written = await self.inner.put_if_absent(self._name(fingerprint, key), [pack_header(header), *body])
+        written = await self.inner.put_if_absent(self.name(fingerprint, key), [pack_header(header), *body])
         if written:
             self._coding.moved(header.stored_bytes, time.perf_counter() - start)
         return written
 
     async def sizes(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[int | Exception | None]:
         """Stored length of each chunk, None for a miss; failures are returned, not raised."""
-        return await self.inner.sizes([self._name(fingerprint, key) for key in keys])
+        return await self.inner.sizes([self.name(fingerprint, key) for key in keys])
 
     async def delete(self, fingerprint: bytes, key: bytes) -> bool:
         """Remove the chunk; false when there was none."""
-        return await self.inner.delete(self._name(fingerprint, key))
+        return await self.inner.delete(self.name(fingerprint, key))
 
     def objects(self, fingerprint: bytes) -> AsyncIterator[Item]:
         """What a shared store holds of this fingerprint, under the store's own keys."""
-        return self.inner.items(fingerprint[:_SCOPE_BYTES])
+        return self.inner.items(fingerprint[:SCOPE_BYTES])
 
     async def scan(self) -> AsyncIterator[tuple[bytes, int, Header | IntegrityError]]:
         """Key, stored size and header of every object, or what is wrong with it."""
@@ -144,8 +145,9 @@ class EnvelopeStore:
         for found in await self._heads(batch):
             yield found
 
-    def _name(self, fingerprint: bytes, key: bytes) -> bytes:
-        return fingerprint[:_SCOPE_BYTES] + key if self._scoped else key
+    def name(self, fingerprint: bytes, key: bytes) -> bytes:
+        """What the store calls the chunk."""
+        return fingerprint[:SCOPE_BYTES] + key if self._scoped else key
 
     async def _heads(self, keys: Sequence[bytes]) -> list[tuple[bytes, int, Header | IntegrityError]]:
         """Headers of a batch; objects that vanished or cannot be read now are left out."""

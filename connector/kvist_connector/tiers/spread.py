@@ -33,6 +33,7 @@ class SpreadStore(ChunkStore):
             shared=all(each.shared for each in found),
             listable=all(each.listable for each in found),
             largest=min(limits, default=None),
+            writable=all(each.writable for each in found),
         )
 
     @property

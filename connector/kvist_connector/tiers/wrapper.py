@@ -54,3 +54,10 @@ class WrapperStore(ChunkStore):
     async def close(self) -> None:
         """See ChunkStore."""
         await self.inner.close()
+
+
+def innermost(store: ChunkStore) -> ChunkStore:
+    """The store inside all wrappers."""
+    while isinstance(store, WrapperStore):
+        store = store.inner
+    return store

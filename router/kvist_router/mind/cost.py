@@ -28,7 +28,6 @@ PRIOR_PRICES: Mapping[int, TierPrice] = {
     Tier.MEMORY: TierPrice(0.0005, 8e9),
     Tier.DISK: TierPrice(0.002, 1e9),
     **SHARED_PRICES,
-    Tier.PEER: TierPrice(0.003, 1e9),
 }
 _MEMORY = bytes([Tier.MEMORY])
 UNMEASURED_LOAD = 0.5

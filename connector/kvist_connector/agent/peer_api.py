@@ -1,0 +1,161 @@
+"""The port on which other agents read chunks of this one. Wire format: protocol/peer.py.
+
+Bodies go from the arena's file to the socket by sendfile. The kernel sends from the arena's own
+pages, also after sendfile has returned; so an object stays open until its reader has asked for
+something else on the same connection, or for LINGER_SECONDS: after that the reader finds out by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from kvist_connector import names
+from kvist_connector.agent.access import Access, Scope
+from kvist_connector.agent.shelf import Opened, Shelf
+from kvist_connector.protocol.peer import (
+    CONTENT_TYPE,
+    MAX_BODY_BYTES,
+    Question,
+    Sizes,
+    name_of,
+)
+
+LINGER_SECONDS: Final = 1.0
+# Reads that wait for their turn, for each one that may run.
+_WAITING: Final = 4
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class PeerApi:
+    """`reads`: how many objects are sent at a time; `deadline`: seconds that one may take."""
+
+    def __init__(
+        self, shelf: Shelf, access: Access, reads: int, deadline: float, linger: float = LINGER_SECONDS
+    ) -> None:
+        self._shelf = shelf
+        self._access = access
+        self._deadline = deadline
+        self._linger = linger
+        self._turn = asyncio.Semaphore(reads)
+        self._waiting = 0
+        self._most_waiting = reads * _WAITING
+        self._open: dict[Hashable, tuple[Opened, asyncio.TimerHandle]] = {}
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def lingering(self) -> int:
+        """Objects that were sent and are still open."""
+        return len(self._open)
+
+    def application(self) -> web.Application:
+        """The aiohttp application."""
+        app = web.Application(middlewares=[self._authorize], client_max_size=MAX_BODY_BYTES)
+        app.add_routes(
+            [
+                web.post(names.PATH_PEER_ASK, self._ask),
+                web.get(names.PATH_PEER_CHUNKS + "/{name}", self._chunk),
+            ]
+        )
+        app.on_cleanup.append(self._close)
+        return app
+
+    async def _close(self, _: web.Application) -> None:
+        for connection in list(self._open):
+            self._consumed(connection)
+
+    @web.middleware
+    async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self._consumed(request.protocol)
+        # Chunks are what prompts were made into: whoever may read them may do everything.
+        if self._access.scope(request.headers.get("Authorization", "")) is not Scope.ADMIN:
+            self.counts["peer_refused"] += 1
+            return web.Response(status=401, text="missing or wrong bearer token")
+        return await handler(request)
+
+    async def _ask(self, request: web.Request) -> web.Response:
+        try:
+            asked = msgspec.msgpack.decode(await request.read(), type=Question)
+        except msgspec.DecodeError as error:
+            return web.Response(status=400, text=f"not a question: {error}")
+        self.counts["peer_asked"] += 1
+        sizes = Sizes(sizes=tuple(self._shelf.sizes(asked.names)))
+        return web.Response(body=msgspec.msgpack.encode(sizes), content_type=CONTENT_TYPE)
+
+    async def _chunk(self, request: web.Request) -> web.StreamResponse:
+        name = name_of(request.match_info["name"])
+        if name is None:
+            return web.Response(status=400, text="not a name")
+        if self._waiting >= self._most_waiting:
+            self.counts["peer_busy"] += 1
+            return web.Response(status=503, text="too many reads")
+        self._waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            async with asyncio.timeout(self._deadline):
+                return await self._serve(request, name)
+        except TimeoutError:
+            self.counts["peer_late"] += 1
+            return _cut(request)
+        finally:
+            self._turn.release()
+
+    async def _serve(self, request: web.Request, name: bytes) -> web.StreamResponse:
+        found = await self._shelf.open(name)
+        if found is None:
+            return web.Response(status=404, text="not there")
+        sent = False
+        try:
+            response = await _send(request, found)
+            sent = True
+        except ConnectionError:
+            self.counts["peer_left"] += 1
+            return _cut(request)
+        finally:
+            if not sent:
+                found.close()
+        self.counts["peer_sent"] += 1
+        self.counts["bytes_sent_peer"] += found.size
+        self._keep(request.protocol, found)
+        return response
+
+    def _keep(self, connection: Hashable, found: Opened) -> None:
+        loop = asyncio.get_running_loop()
+        self._open[connection] = found, loop.call_later(self._linger, self._consumed, connection)
+
+    def _consumed(self, connection: Hashable) -> None:
+        found = self._open.pop(connection, None)
+        if found is not None:
+            found[1].cancel()
+            found[0].close()
+
+
+async def _send(request: web.Request, found: Opened) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE})
+    response.content_length = found.size
+    await response.prepare(request)
+    await response.write(found.head)
+    loop = asyncio.get_running_loop()
+    for offset, length in found.spans:
+        transport = request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the reader has left")
+        if await loop.sendfile(transport, found.file, offset, length) != length:
+            raise ConnectionResetError("the file is shorter than the object")
+    await response.write_eof()
+    return response
+
+
+def _cut(request: web.Request) -> web.StreamResponse:
+    """End the connection: what was sent of an object is no answer."""
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response(status=503)
