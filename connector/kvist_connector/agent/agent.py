@@ -34,6 +34,7 @@ class Agent:
         self._threads = threads
         self.supervisor = Supervisor()
         self.parts: Parts | None = None
+        self._arena: ArenaFile | None = None
         self._not_ready = "the arena is being reserved"
         self._metrics = Metrics()
         status = Status(lambda: self.supervisor.failed, lambda: self.supervisor.failed or self._not_ready)
@@ -80,7 +81,7 @@ class Agent:
         now_ms = int(time.time() * 1000)
         file = RetiredFile(self._settings.arena, self._settings.disk.path, lambda: now_ms)
         retired = await loop.run_in_executor(self._threads, file.read)
-        opened = Opened(arena, stores, retired, file)
+        opened = Opened(self._arena, stores, retired, file)
         parts = build(self._settings, opened, self.supervisor, now_ms, self.connections_changed)
         self.parts = parts
         await self._adopt(parts)
@@ -108,9 +109,12 @@ class Agent:
             self._idle.cancel()
         await self._server.close()
         await self.supervisor.close()
-        parts = self.parts
-        if parts is None:
-            return
+        if self.parts is not None:
+            await self._close_parts(self.parts)
+        if self._arena is not None:
+            self._arena.give_up()
+
+    async def _close_parts(self, parts: Parts) -> None:
         for lower in parts.lower.values():
             await lower.close()
         parts.pins.close()

@@ -126,7 +126,7 @@ async def test_a_password_that_changed_is_read_from_its_file_again(
     assert set(warnings_of(Tier.REDIS).values()) == {1}
 
 
-@pytest.mark.parametrize("offset", [0, 8, 4095, 4096, 9999, -1])
+@pytest.mark.parametrize("offset", [0, 8, 4095, 4096, 4100, -1])
 async def test_a_flipped_byte_in_redis_is_deleted_and_written_again(start, redis, admin, offset, warnings_of):
     agent = await stocked(start, redis)
     (name,) = [name async for name in admin.scan_iter(f"*{keys_of(6)[2].hex()}")]
