@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -35,9 +36,22 @@ def free_port() -> int:
 
 
 class AgentProcess:
-    """Starts the agent and reads its feed for request records."""
+    """Starts the agent and reads its feed for request records.
 
-    def __init__(self, folder: Path, *, memory: str = "2Gi", disk: str = "", kv_events: str = "") -> None:
+    `more`: further flags; `program`: what runs in place of the agent's own module.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        memory: str = "2Gi",
+        disk: str = "",
+        kv_events: str = "",
+        more: Sequence[str] = (),
+        program: Sequence[str] = ("kvist_connector",),
+    ) -> None:
+        self._program = program
         self.folder = folder
         self.socket = folder / "agent.sock"
         self.arena = Path("/dev/shm") / f"kvist-bench-{os.getpid()}-{folder.name}.arena"
@@ -49,6 +63,7 @@ class AgentProcess:
             self._arguments += ["--disk.path", str(folder / "disk"), "--disk.size", disk]
         if kv_events:
             self._arguments += ["--kv-events", kv_events]
+        self._arguments += more
         self._records: queue.Queue[RequestRecord] = queue.Queue(maxsize=10_000)
         self._log = (folder / "agent.log").open("ab")
         self._process: subprocess.Popen[bytes] | None = None
@@ -56,7 +71,7 @@ class AgentProcess:
     def start(self) -> None:
         """Start (again) and wait until it is ready; also reads the feed from then on."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "kvist_connector", *self._arguments],
+            [sys.executable, "-m", *self._program, *self._arguments],
             stdout=self._log,
             stderr=self._log,
         )

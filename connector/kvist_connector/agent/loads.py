@@ -220,7 +220,23 @@ class Loader:
             most -= 1
             tier = preferred(chunk.below)[0]
             sizes.append((self._lower[tier].speed.price, self._memory.chunk_bytes))
-        return lead + plan_load(sizes, prefill, geometry.chunk_tokens, lead).chunks
+        planned = lead + plan_load(sizes, prefill, geometry.chunk_tokens, lead).chunks
+        if planned < lead + len(sizes):
+            self._measure(found[planned])
+        return planned
+
+    def _measure(self, chunk: Chunk) -> None:
+        """Nobody waits for a tier that is too slow; whether it still is, one of its chunks tells."""
+        if chunk.ref is None and self._lower[preferred(chunk.below)[0]].speed.due():
+            self._spawn(self._read_alone(chunk.key))
+
+    async def _read_alone(self, key: bytes) -> None:
+        async with self._turn:
+            refs = self._slots_for(1) if self._missing_here(key) else None
+            if refs is None:
+                return
+            self._start(key, refs[0])
+        await self._observe([key])
 
     def _begin(self, load: _Load, planned: Sequence[Chunk], lead: int, known: int) -> None:
         load.keys = [chunk.key for chunk in planned]

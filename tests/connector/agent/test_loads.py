@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kvist_connector.agent.settings import AgentSettings
+from kvist_connector.agent.speed import Speed
 from kvist_connector.errors import StorageFull, TierError
 from kvist_connector.protocol import engine as wire
 from kvist_connector.protocol.tiers import Tier
@@ -158,6 +159,30 @@ async def test_recomputing_is_chosen_when_it_is_faster(agent):
     found = await answer(engine)
     assert (found.refs, found.known, found.pending) == ((), 6, False)
     assert not harness.reads()
+    await engine.stop()
+
+
+async def test_a_tier_found_too_slow_is_measured_again_beside_requests(agent):
+    harness, engine = await stocked(agent)
+    tier, now = harness.parts.lower[Tier.DISK], [0.0]
+    tier.speed = Speed(clock=lambda: now[0])
+    tier.speed.observe(1, 1.0)
+    slow = tier.speed.price.bandwidth
+    engine.scheduler.send(wire.Step(load=wire.EngineLoad(prefill_seconds_per_token=1e-3)))
+    assert not (await engine.lookup(keys(6))).refs
+    assert not harness.reads()
+    now[0] += 60
+    # Nobody waits for it: this answer is there before a byte was read.
+    harness.faulty.gate.clear()
+    assert not (await engine.lookup(keys(6))).refs
+    harness.faulty.gate.set()
+    async with asyncio.timeout(DEADLINE):
+        while tier.speed.price.bandwidth == slow or harness.parts.loader.is_loading(keys(1)[0]):
+            await engine.lookup(keys(1, first=5000))  # an answer means that the agent has had a turn
+    assert harness.reads() == keys(1)
+    found = await engine.lookup(keys(6))
+    assert found.tiers[0] == Tier.MEMORY
+    harness.check()
     await engine.stop()
 
 
