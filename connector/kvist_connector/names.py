@@ -40,6 +40,9 @@ PATH_PIN: Final = "/v1/kvist/pin"
 PATH_UNPIN: Final = "/v1/kvist/unpin"
 PATH_PREFETCH: Final = "/v1/kvist/prefetch"
 PATH_MOVE: Final = "/v1/kvist/move"
+PATH_OFFER: Final = "/v1/kvist/offer"
+PATH_TAKE: Final = "/v1/kvist/take"
+PATH_RELEASE: Final = "/v1/kvist/release"
 PATH_RETIRE: Final = "/v1/kvist/retire"
 PATH_RETIRED: Final = "/v1/kvist/retired"
 PATH_DRAIN: Final = "/v1/kvist/drain"
@@ -48,6 +51,7 @@ PATH_DRAIN_ACKNOWLEDGE: Final = "/v1/kvist/drain/acknowledge"
 # HTTP paths of an agent's peer port.
 PATH_PEER_ASK: Final = "/v1/kvist/peer/ask"
 PATH_PEER_CHUNKS: Final = "/v1/kvist/peer/chunks"
+PATH_PEER_TAKE: Final = "/v1/kvist/peer/take"
 
 # HTTP paths of the router's admin port.
 PATH_DECISIONS: Final = "/v1/kvist/decisions"

@@ -28,6 +28,7 @@ from kvist_connector.errors import ConfigError
 from kvist_connector.settings import add_flags, load, program_parser, to_yaml
 from kvist_router.admin import admin_app
 from kvist_router.controls.fanout import FanOut
+from kvist_router.controls.moving import Mover
 from kvist_router.controls.routes import ClusterControls, Guard
 from kvist_router.controls.selection import Selections
 from kvist_router.controls.spread import Spreader
@@ -55,6 +56,8 @@ from kvist_router.tokens.tokenizer import ModelTokenizer
 
 # Of a control: a shared tier is listed and emptied meanwhile, or a long prefix read from it.
 CONTROL_SECONDS = 100.0
+# What is not moved by then stays, and the answer says so before whoever asked has given up.
+MOVE_SECONDS = 80.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _log = logging.getLogger(__name__)
 
@@ -172,7 +175,9 @@ async def build(settings: RouterSettings) -> AsyncIterator[Running]:
                 fanout = FanOut(others, link, CONTROL_SECONDS)
                 spreader = await background.enter_async_context(_spreading(mind, fanout))
                 secret = _secret(settings.tenant.secret_file)
-                controls = ClusterControls(mind.replicas, fanout, Selections(mind, secret), spreader)
+                controls = ClusterControls(
+                    mind.replicas, fanout, Selections(mind, secret), spreader, Mover(fanout, MOVE_SECONDS)
+                )
                 guard = Guard(link, settings.admin_host in LOOPBACK)
                 relay = Relay(mind, upstream, limits, relay_metrics, settings.tenant.header)
                 readiness = Readiness(

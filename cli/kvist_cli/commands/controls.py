@@ -62,7 +62,10 @@ Examples:
 
   kvist move --messages system.json --to object --copy
 
-Without --copy one copy is left of what memory and disk of a replica held; shared tiers keep theirs.
+  kvist move --tag night-batch --to replica-1 --router http://127.0.0.1:8081
+
+Without --copy one copy is left of what memory and disk of a replica held; shared tiers keep theirs. To a
+replica, what hangs on the chunks goes too; their agents need peer.host.
 """
 _RETIRE: Final = """
 Examples:
@@ -77,6 +80,7 @@ What was computed before is not served any more, by no tier and no engine, also 
 computed from now on is. `incomplete` names replicas that do not know it yet: routers send them nothing
 until they do.
 """
+_TIERS: Final = ("memory", "disk", "redis", "object")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be changed.")]
 
@@ -89,15 +93,6 @@ class TierName(StrEnum):
     REDIS = "redis"
     OBJECT = "object"
     ALL = "all"
-
-
-class Target(StrEnum):
-    """Where chunks can be moved."""
-
-    MEMORY = "memory"
-    DISK = "disk"
-    REDIS = "redis"
-    OBJECT = "object"
 
 
 def register(app: typer.Typer) -> None:
@@ -146,13 +141,16 @@ def prefetch(chosen: Chosen, dry_run: DryRun = False) -> None:
 
 def move(
     chosen: Chosen,
-    to: Annotated[Target, typer.Option(help="The tier that has them then.")],
+    to: Annotated[
+        str, typer.Option(help="Who has them then: memory, disk, redis, object, or the name of a replica.")
+    ],
     copy: Annotated[bool, typer.Option("--copy", help="Leave them where they are, too.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Put chunks into another tier."""
-    body = chosen.body("move") | {"to": to.value, "copy": copy, "dry_run": dry_run}
-    show(chosen, answers(chosen, PATH_MOVE, body), "copied" if copy else "moved")
+    """Put chunks into another tier, or into the memory of another replica."""
+    body = chosen.body("move") | {"to": to, "copy": copy, "dry_run": dry_run}
+    found = answers(chosen, PATH_MOVE, body, prefer_router=to not in _TIERS)
+    show(chosen, found, "copied" if copy else "moved")
 
 
 def retire(

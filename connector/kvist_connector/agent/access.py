@@ -45,11 +45,12 @@ class Access:
 
 def audit(action: str, remote: str, asked: Mapping[str, Any], answer: object) -> None:
     """One line: what was asked, by whom, and what it changed."""
+    told = msgspec.to_builtins(answer)
     line = {
         "action": action.rpartition("/")[2],
         "remote": remote,
         "asked": {name: _short(value) for name, value in asked.items()},
-        "answer": answer,
+        "answer": {name: _short(value) for name, value in told.items()} if isinstance(told, dict) else told,
     }
     audit_log.info("%s", msgspec.json.encode(line).decode())
 

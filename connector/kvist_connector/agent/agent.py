@@ -16,12 +16,14 @@ from kvist_connector.agent.http import Api, Status
 from kvist_connector.agent.metrics import Metrics
 from kvist_connector.agent.parts import Opened, Parts, build
 from kvist_connector.agent.peer_api import PeerApi
+from kvist_connector.agent.peer_stores import open_givers
 from kvist_connector.agent.retired_file import RetiredFile
 from kvist_connector.agent.session import Session
 from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.agent.shelf import ArenaShelf
 from kvist_connector.agent.stores import open_stores
 from kvist_connector.agent.supervise import Supervisor
+from kvist_connector.tiers.peer import Transfer
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class Agent:
         status = Status(lambda: self.supervisor.failed, lambda: self.supervisor.failed or self._not_ready)
         self._api = Api(status, self._metrics.exposition, access)
         self._access = access
+        self._givers: dict[str, Transfer] = {}
         self.shelf: ArenaShelf | None = None
         self._server = EngineServer(settings.socket, self._session)
         self._idle: asyncio.TimerHandle | None = None
@@ -58,8 +61,9 @@ class Agent:
         assert parts is not None, "the peer port opens after the parts are built"
         file = parts.memory.reader()
         self.shelf = ArenaShelf(parts.core, parts.busy, self._threads, file)
-        api = PeerApi(self.shelf, self._access, peer.reads, peer.deadline)
-        self._metrics.count(api.counts)
+        handover, counts = parts.controls.handover, parts.core.counts
+        api = PeerApi(self.shelf, self._access, peer.reads, peer.deadline, take=handover.given, counts=counts)
+        handover.settled = api.settled
         application = api.application()
 
         async def close(_: web.Application) -> None:
@@ -68,12 +72,16 @@ class Agent:
         application.on_cleanup.append(close)
         return application
 
+    def peer_port(self, port: int) -> None:
+        """The peer application listens there."""
+        assert self.parts is not None, "the peer port opens after the parts are built"
+        self.parts.controls.handover.port = port
+
     async def start(self) -> None:
         """Take arena and lower tiers, adopt what they hold, accept engines."""
         loop = asyncio.get_running_loop()
-        arena = None
         if self._settings.memory:
-            arena = await loop.run_in_executor(
+            self._arena = await loop.run_in_executor(
                 self._threads, ArenaFile.reserve, self._settings.arena, self._settings.memory
             )
         token = self._access.admin
@@ -81,7 +89,8 @@ class Agent:
         now_ms = int(time.time() * 1000)
         file = RetiredFile(self._settings.arena, self._settings.disk.path, lambda: now_ms)
         retired = await loop.run_in_executor(self._threads, file.read)
-        opened = Opened(self._arena, stores, retired, file)
+        self._givers = open_givers(self._settings.peer, token)
+        opened = Opened(self._arena, stores, retired, file, self._givers)
         parts = build(self._settings, opened, self.supervisor, now_ms, self.connections_changed)
         self.parts = parts
         await self._adopt(parts)
@@ -109,6 +118,8 @@ class Agent:
             self._idle.cancel()
         await self._server.close()
         await self.supervisor.close()
+        for giver in self._givers.values():
+            await giver.close()
         if self.parts is not None:
             await self._close_parts(self.parts)
         if self._arena is not None:

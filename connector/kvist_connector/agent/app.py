@@ -82,6 +82,7 @@ async def _serve(settings: AgentSettings) -> int:
                 peers = _runner(agent.peer_application())
                 await peers.setup()
                 peer_port = await _listen(peers, "peer", settings.peer.host, settings.peer.port)
+                agent.peer_port(peer_port)
             _announce(settings, port, peer_port)
             await agent.supervisor.stopping.wait()
             await agent.drain()

@@ -9,8 +9,8 @@ import msgspec
 
 from kvist_connector.agent.core import Core
 from kvist_connector.agent.drain import MAX_DEADLINE, AcknowledgeBody, Drain, DrainBody, Left
-from kvist_connector.agent.edits import Edits
 from kvist_connector.agent.gpu_index import GpuIndex
+from kvist_connector.agent.handover import Handover
 from kvist_connector.agent.lower import LowerTier
 from kvist_connector.agent.pins import Pins
 from kvist_connector.agent.retire import Retire
@@ -43,9 +43,11 @@ class Controls:
         drain: Drain,
         pins: Pins,
         retire: Retire,
+        handover: Handover,
     ) -> None:
         self.retire = retire
-        self.edits = Edits(core, lower, pins)
+        self.edits = handover.edits
+        self.handover = handover
         self._drain = drain
         self._pins = pins
         self._core = core

@@ -2,7 +2,7 @@
 
     drain ->  feed: State(draining)  -> routers send new requests elsewhere, and acknowledge
               routers acknowledged, their requests and the engine's have ended
-              all that lower tiers lack is written, the most valuable first
+              all that lower tiers lack is written, the most valuable first; or peers take it (parting.py)
     answer <- done, or at the deadline what was left
 
 A drain changes nothing in the engine: it goes on serving, and `undo` takes the drain back. Routers are
@@ -21,6 +21,7 @@ import msgspec
 
 from kvist_connector.agent.core import Core
 from kvist_connector.agent.feed import Feed
+from kvist_connector.agent.parting import Parting
 from kvist_connector.agent.writebehind import WriteBehind
 
 MAX_DEADLINE = 24 * 3600.0
@@ -46,7 +47,7 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool
     routers: list[str]  # that have not acknowledged
     requests: int
-    chunks: int  # not written to the lower tiers
+    chunks: int  # not written to the lower tiers, or taken by peers
     bytes: int
 
 
@@ -57,6 +58,7 @@ class Drain:
     core: Core
     feed: Feed
     writebehind: WriteBehind
+    parting: Parting
     gpu_known: Callable[[], bool]
     _in_flight: dict[str, int] = field(default_factory=dict)  # by reader that has acknowledged
 
@@ -70,10 +72,10 @@ class Drain:
             async with asyncio.timeout(deadline):
                 # Written while streams still run, and again what those have added.
                 self.writebehind.hurry()
-                await self._quiet()
+                await asyncio.gather(self._quiet(), self.parting.run())
                 if self.core.draining:
                     self.writebehind.hurry()
-                    await self.writebehind.flush(deadline)
+                    await asyncio.gather(self.writebehind.flush(deadline), self.parting.run())
         return self.left()
 
     async def _quiet(self) -> None:
@@ -92,8 +94,8 @@ class Drain:
             draining=self.core.draining,
             routers=self._missing() if self.core.draining else [],
             requests=self._requests(),
-            chunks=self.writebehind.pending_chunks,
-            bytes=self.writebehind.pending_bytes,
+            chunks=self.writebehind.pending_chunks + self.parting.pending,
+            bytes=self.writebehind.pending_bytes + self.parting.pending * self.core.memory.chunk_bytes,
         )
 
     def acknowledge(self, reader: str, in_flight: int) -> bool:

@@ -130,7 +130,7 @@ class Edits:
                 copies, size = await self._lower[tier].clear()
                 removed.copies, removed.size = removed.copies + copies, removed.size + size
             else:
-                await self._remove(tier, here, removed, asked.pinned, asked.dry_run)
+                await self.remove(tier, here, removed, asked.pinned, asked.dry_run)
         self._core.room_changed()
         return {
             "chunks": removed.copies,
@@ -165,7 +165,7 @@ class Edits:
         if not asked.copy:
             for tier in own:
                 here = [key for key in there if self._is_in(key, tier)]
-                await self._remove(tier, here, removed, with_pinned=True, dry_run=False)
+                await self.remove(tier, here, removed, with_pinned=True, dry_run=False)
         self._core.room_changed()
         present = set(there)
         return self._answer(
@@ -191,7 +191,7 @@ class Edits:
             if not stored.there:
                 return
 
-    async def _remove(
+    async def remove(
         self, tier: Tier, keys: Sequence[bytes], removed: Removed, with_pinned: bool, dry_run: bool
     ) -> None:
         """Children first. What may not go is counted in `removed`."""

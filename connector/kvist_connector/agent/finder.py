@@ -22,8 +22,9 @@ class Finder:
 
     def __init__(self, catalog: Catalog, lower: Mapping[Tier, LowerTier]) -> None:
         self._catalog = catalog
-        self._tiers = [tier for tier in lower.values() if isinstance(tier, SharedTier)]
-        self._shared = {tier.tier for tier in self._tiers}
+        shared = [tier for tier in lower.values() if isinstance(tier, SharedTier)]
+        self._tiers = [tier for tier in shared if tier.searched]
+        self._shared = {tier.tier for tier in shared}
         self._deadline = sum(tier.lookup_deadline for tier in self._tiers)
         self.counts: Counter[str] = Counter()
 

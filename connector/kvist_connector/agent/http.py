@@ -72,6 +72,9 @@ class Api:
                 web.post(names.PATH_CLEAR, self._change(lambda controls: controls.edits.clear)),
                 web.post(names.PATH_PREFETCH, self._change(lambda controls: controls.edits.prefetch)),
                 web.post(names.PATH_MOVE, self._change(lambda controls: controls.edits.move)),
+                web.post(names.PATH_OFFER, self._offer),
+                web.post(names.PATH_TAKE, self._change(lambda controls: controls.handover.take)),
+                web.post(names.PATH_RELEASE, self._change(lambda controls: controls.handover.release)),
                 web.post(names.PATH_RETIRE, self._change(lambda controls: controls.retire.retire)),
                 web.post(names.PATH_RETIRED, self._change(lambda controls: controls.retire.merge)),
                 web.get(names.PATH_RETIRED, self._retired),
@@ -134,6 +137,9 @@ class Api:
 
     async def _lookup(self, request: web.Request) -> web.Response:
         return _json(await self._controls.lookup(await _body(request)))
+
+    async def _offer(self, request: web.Request) -> web.Response:
+        return _json(await self._controls.handover.offer(await _body(request)))
 
     async def _flush(self, request: web.Request) -> web.Response:
         return _json(await self._controls.flush(await _body(request)))

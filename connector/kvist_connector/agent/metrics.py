@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -27,7 +27,6 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._stalls: deque[float] = deque(maxlen=_STALL_SAMPLES)
-        self._more: list[Counter[str]] = []
         self._tier_seconds = Histogram(
             "kvist_agent_tier_operation_seconds",
             "Duration of one operation of a lower tier",
@@ -46,11 +45,7 @@ class Metrics:
 
     def watch(self, parts: Parts) -> None:
         """Read these at every scrape."""
-        self.registry.register(_StateCollector(parts, self.stall_p99, self._more))
-
-    def count(self, counts: Counter[str]) -> None:
-        """Events of a part that is not always there."""
-        self._more.append(counts)
+        self.registry.register(_StateCollector(parts, self.stall_p99))
 
     def exposition(self) -> bytes:
         """Text format 0.0.4."""
@@ -73,8 +68,7 @@ class Metrics:
 
 
 class _StateCollector(Collector):
-    def __init__(self, parts: Parts, stall: Callable[[], float], more: Sequence[Counter[str]]) -> None:
-        self._more = more
+    def __init__(self, parts: Parts, stall: Callable[[], float]) -> None:
         self._core = parts.core
         self._lower = parts.lower
         self._writebehind = parts.writebehind
@@ -89,7 +83,7 @@ class _StateCollector(Collector):
         yield _counter(
             "kvist_agent_events",
             "Things that happened, by kind",
-            (self._core.counts, self._core.loader.counts, self._writebehind.counts, *self._more),
+            (self._core.counts, self._core.loader.counts, self._writebehind.counts),
         )
         errors = CounterMetricFamily(
             "kvist_agent_tier_events",

@@ -13,11 +13,13 @@ from kvist_connector.agent.catalog import Catalog, Chunk
 from kvist_connector.agent.controls import Controls
 from kvist_connector.agent.core import Core, Hooks
 from kvist_connector.agent.drain import Drain
+from kvist_connector.agent.edits import Edits
 from kvist_connector.agent.feed import Feed, View
 from kvist_connector.agent.finder import Finder
 from kvist_connector.agent.gpu_events import GpuEvents
 from kvist_connector.agent.gpu_index import GpuIndex
 from kvist_connector.agent.grants import Grants
+from kvist_connector.agent.handover import Handover
 from kvist_connector.agent.journal import Journal
 from kvist_connector.agent.leases import LeaseBook
 from kvist_connector.agent.loads import Loader
@@ -25,6 +27,7 @@ from kvist_connector.agent.lower import LowerTier
 from kvist_connector.agent.members import Members
 from kvist_connector.agent.memory import MemoryTier
 from kvist_connector.agent.own import OwnTier
+from kvist_connector.agent.parting import Parting
 from kvist_connector.agent.peers import PeerTier
 from kvist_connector.agent.pins import Pins
 from kvist_connector.agent.retire import Retire
@@ -42,6 +45,7 @@ from kvist_connector.protocol.retired import Retired
 from kvist_connector.protocol.tiers import Tier, preferred
 from kvist_connector.tiers.anyone import AnyoneStore
 from kvist_connector.tiers.envelope import EnvelopeStore
+from kvist_connector.tiers.peer import Transfer
 from kvist_connector.tiers.wrapper import innermost
 
 # Before an engine has measured its prefill only the ratio between positions matters.
@@ -84,6 +88,7 @@ class Opened:
     stores: Mapping[Tier, EnvelopeStore]  # of the lower tiers, preferred first
     retired: Retired = field(default_factory=Retired)
     retired_file: RetiredFile | None = None
+    givers: Mapping[str, Transfer] = field(default_factory=dict)  # peers, for what a drain leaves them
 
 
 def build(
@@ -118,14 +123,16 @@ def build(
     gpu, feed = _index_and_feed(settings, core, lower)
     events = GpuEvents(settings.kv_events, settings.kv_events_replay, gpu) if settings.kv_events else None
     totals = Totals()
-    drain = Drain(core, feed, writebehind, lambda: gpu.known)
+    parting = Parting(core, opened.givers, settings.peer.address)
+    drain = Drain(core, feed, writebehind, parting, lambda: gpu.known)
     feed.on_reader = drain.reader_changed
     core.hooks = _hooks(core, lower, writebehind, gpu, events, feed, totals, drain, connections_changed)
     catalog.on_change = _told(feed)
     members.on_free = core.room_changed
     pins = Pins(catalog, clock, lambda: memory.slots.size if memory.slots is not None else 0)
     retire = Retire(core, lower, pins, opened.retired_file)
-    controls = Controls(core, lower, writebehind, gpu, totals, drain, pins, retire)
+    handover = Handover(core, lower, Edits(core, lower, pins), settings.peer.urls)
+    controls = Controls(core, lower, writebehind, gpu, totals, drain, pins, retire, handover)
     return Parts(
         core,
         memory,

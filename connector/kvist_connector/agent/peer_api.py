@@ -10,19 +10,22 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
 
 from kvist_connector import names
 from kvist_connector.agent.access import Access, Scope
+from kvist_connector.agent.selection import RequestError
 from kvist_connector.agent.shelf import Opened, Shelf
+from kvist_connector.errors import TierError
 from kvist_connector.protocol.peer import (
     CONTENT_TYPE,
     MAX_BODY_BYTES,
     Question,
     Sizes,
+    Taken,
     name_of,
 )
 
@@ -33,11 +36,20 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class PeerApi:
-    """`reads`: how many objects are sent at a time; `deadline`: seconds that one may take."""
+    """`reads`: how many objects are sent at a time; `deadline`: seconds that one may take; `take`: what is
+    done when a peer asks to take chunks from it."""
 
     def __init__(
-        self, shelf: Shelf, access: Access, reads: int, deadline: float, linger: float = LINGER_SECONDS
+        self,
+        shelf: Shelf,
+        access: Access,
+        reads: int,
+        deadline: float,
+        linger: float = LINGER_SECONDS,
+        take: Callable[[dict[str, Any]], Awaitable[Taken]] | None = None,
+        counts: Counter[str] | None = None,
     ) -> None:
+        self._take = take
         self._shelf = shelf
         self._access = access
         self._deadline = deadline
@@ -46,12 +58,14 @@ class PeerApi:
         self._waiting = 0
         self._most_waiting = reads * _WAITING
         self._open: dict[Hashable, tuple[Opened, asyncio.TimerHandle]] = {}
-        self.counts: Counter[str] = Counter()
+        self._closed = asyncio.Event()  # the next of them
+        self.counts = Counter[str]() if counts is None else counts
 
-    @property
-    def lingering(self) -> int:
-        """Objects that were sent and are still open."""
-        return len(self._open)
+    async def settled(self) -> None:
+        """What has been sent by now is closed, which takes no longer than an object lingers."""
+        before = dict(self._open)
+        while any(self._open.get(connection) is entry for connection, entry in before.items()):
+            await self._closed.wait()
 
     def application(self) -> web.Application:
         """The aiohttp application."""
@@ -60,6 +74,7 @@ class PeerApi:
             [
                 web.post(names.PATH_PEER_ASK, self._ask),
                 web.get(names.PATH_PEER_CHUNKS + "/{name}", self._chunk),
+                web.post(names.PATH_PEER_TAKE, self._given),
             ]
         )
         app.on_cleanup.append(self._close)
@@ -86,6 +101,18 @@ class PeerApi:
         self.counts["peer_asked"] += 1
         sizes = Sizes(sizes=tuple(self._shelf.sizes(asked.names)))
         return web.Response(body=msgspec.msgpack.encode(sizes), content_type=CONTENT_TYPE)
+
+    async def _given(self, request: web.Request) -> web.Response:
+        if self._take is None:
+            return web.Response(status=404, text="nothing is taken here")
+        try:
+            body = msgspec.json.decode(await request.read(), type=dict[str, Any])
+            taken = await self._take(body)
+        except (msgspec.DecodeError, RequestError) as error:
+            return web.Response(status=400, text=str(error))
+        except TierError as error:
+            return web.Response(status=503, text=str(error))
+        return web.Response(body=msgspec.json.encode(taken), content_type="application/json")
 
     async def _chunk(self, request: web.Request) -> web.StreamResponse:
         name = name_of(request.match_info["name"])
@@ -136,6 +163,8 @@ class PeerApi:
         if found is not None:
             found[1].cancel()
             found[0].close()
+            self._closed.set()
+            self._closed = asyncio.Event()
 
 
 async def _send(request: web.Request, found: Opened) -> web.StreamResponse:

@@ -47,6 +47,11 @@ class PeerSettings(Settings):
         max_length=64,
         description="peer ports of other agents, with commas between: http://host:port; default none",
     )
+    address: Annotated[str, AfterValidator(peer_url)] | None = Field(
+        None,
+        description="own peer port as it stands in the others' peer.urls, left out of the own ones; "
+        "default none: nothing is left to peers in a drain",
+    )
     lookup_deadline: float = Field(
         0.1, gt=0, le=60, description="seconds that a lookup waits to learn what peers have; default 0.1"
     )
@@ -58,6 +63,11 @@ class PeerSettings(Settings):
     )
     concurrency: int = Field(4, ge=1, le=256, description="chunks read at a time, each peer; default 4")
     reads: int = Field(16, ge=1, le=1024, description="chunks sent to others at a time; default 16")
+
+    @property
+    def others(self) -> list[str]:
+        """`urls` without ourselves."""
+        return [url for url in self.urls if url != self.address]
 
     @property
     def used(self) -> bool:

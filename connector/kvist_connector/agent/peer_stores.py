@@ -9,7 +9,7 @@ from kvist_connector.agent.peer_settings import PeerSettings
 from kvist_connector.tiers.anyone import AnyoneStore
 from kvist_connector.tiers.base import ChunkStore
 from kvist_connector.tiers.deadline import DeadlineStore
-from kvist_connector.tiers.peer import PeerStore
+from kvist_connector.tiers.peer import PeerStore, Transfer
 from kvist_connector.tiers.peer_http import HttpTransfer
 
 _FAILURES: Final = 3
@@ -30,4 +30,9 @@ def open_peers(settings: PeerSettings, token: Callable[[], str] | None) -> Anyon
             most=settings.concurrency,
         )
 
-    return AnyoneStore({url: connect(url) for url in settings.urls}, connect, settings.pause)
+    return AnyoneStore({url: connect(url) for url in settings.others}, connect, settings.pause)
+
+
+def open_givers(settings: PeerSettings, token: Callable[[], str] | None) -> dict[str, Transfer]:
+    """Connections to all peers for what a drain leaves them; nothing is connected yet."""
+    return {url: HttpTransfer(url, token, 1, settings.deadline) for url in settings.others}

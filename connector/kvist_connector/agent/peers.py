@@ -37,6 +37,8 @@ class PeerTier(SharedTier):
     ) -> None:
         super().__init__(Tier.PEER, store, catalog, busy, clock, chunk_bytes, lookup_deadline)
         self._peers = peers
+        # Who only serves waits for nobody.
+        self.searched = peers.asked
         self._failing: dict[str, str] = {}  # peers whose failure was logged
         peers.on_failure = self._peer_failed
 

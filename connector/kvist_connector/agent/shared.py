@@ -48,6 +48,7 @@ class SharedTier(LowerTier):
     ) -> None:
         super().__init__(tier, store, catalog, busy, clock)
         self.lookup_deadline = lookup_deadline
+        self.searched = True  # by lookups
         self._chunk_bytes = chunk_bytes
         self._clearing: asyncio.Task[None] | None = None
         self._attempt: asyncio.Future[tuple[int, int]] | None = None  # at clearing, under way or next

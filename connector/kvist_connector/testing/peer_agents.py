@@ -22,15 +22,17 @@ DEADLINE = 20.0
 
 
 class PeerAgent:
-    """`start`, and `stop` when it is over. `url` is its peer port's, "" when it serves nobody."""
+    """`start`, and `stop` when it is over. `url` is its peer port's, "" when it serves nobody; `api_url`
+    that of its HTTP API, "" until `serve_api`."""
 
     def __init__(self, agent: Agent, threads: ThreadPoolExecutor, socket: Path) -> None:
         self.agent = agent
         self.socket = socket
-        self.url = ""
+        self.url = self.api_url = ""
+        self._api: web.AppRunner | None = None
         self._threads = threads
         self._runner: web.AppRunner | None = None
-        self._engines: list[FakeEngine] = []
+        self.engines: list[FakeEngine] = []
 
     @classmethod
     async def start(cls, folder: Path, token: str = "", serves: bool = True, **settings: Any) -> PeerAgent:
@@ -71,7 +73,15 @@ class PeerAgent:
         )
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", port).start()
+        self.agent.peer_port(self._runner.addresses[0][1])
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def serve_api(self) -> None:
+        """Open the HTTP API, that a router asks."""
+        self._api = web.AppRunner(self.agent.application(), access_log=None, shutdown_timeout=0)
+        await self._api.setup()
+        await web.TCPSite(self._api, "127.0.0.1", 0).start()
+        self.api_url = f"http://127.0.0.1:{self._api.addresses[0][1]}"
 
     async def unserve(self) -> None:
         """Close the peer port, as when the agent is gone."""
@@ -81,12 +91,12 @@ class PeerAgent:
 
     async def engine(self, offered: wire.Layout | None = None) -> FakeEngine:
         """Connect an engine; it is disconnected at the end."""
-        self._engines.append(await FakeEngine.start(self.socket, offered))
-        return self._engines[-1]
+        self.engines.append(await FakeEngine.start(self.socket, offered))
+        return self.engines[-1]
 
     async def computed(self, keys: Sequence[bytes], **more: Any) -> FakeEngine:
         """An engine has stored the chunks."""
-        engine = self._engines[-1] if self._engines else await self.engine()
+        engine = self.engines[-1] if self.engines else await self.engine()
         await engine.store(keys, **more)
         found = await engine.lookup(keys)
         assert len(found.refs) == len(keys)
@@ -94,7 +104,7 @@ class PeerAgent:
 
     async def check(self) -> None:
         """The books agree, nothing is leased, no task has died."""
-        for engine in self._engines:
+        for engine in self.engines:
             await engine.lookup(prompt_keys(range(9999, 10007)), "settled")  # all messages before were taken
         self.parts.memory.check_integrity()
         self.parts.memory.settle_fresh()
@@ -105,9 +115,11 @@ class PeerAgent:
 
     async def stop(self) -> None:
         """End everything."""
-        for engine in self._engines:
+        for engine in self.engines:
             await engine.stop()
         await self.unserve()
         self.agent.end_streams()
+        if self._api is not None:
+            await self._api.cleanup()
         await self.agent.close()
         self._threads.shutdown()

@@ -48,6 +48,11 @@ class AnyoneStore(ChunkStore):
         return Capabilities(persistent=False, shared=True, listable=False, writable=False)
 
     @property
+    def asked(self) -> bool:
+        """Whether there is anybody to ask, guests not counted."""
+        return bool(self._peers)
+
+    @property
     def problem(self) -> str:
         """Of the first one, when none can be asked."""
         found = [store.problem for store in self._peers.values()]

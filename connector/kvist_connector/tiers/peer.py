@@ -30,6 +30,10 @@ class Transfer(ABC):
         """As ChunkStore.get."""
 
     @abstractmethod
+    async def give(self, take: bytes) -> bytes:
+        """Ask the peer to take chunks from somebody; body and answer in JSON, see protocol/peer.py."""
+
+    @abstractmethod
     async def close(self) -> None:
         """End connections."""
 

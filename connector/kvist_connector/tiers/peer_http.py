@@ -6,20 +6,20 @@ redirects are not followed, no encoding is undone.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Final
+from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 
 from kvist_connector import names
 from kvist_connector.errors import ConfigError, TierError
 from kvist_connector.protocol.peer import CONTENT_TYPE, MAX_BODY_BYTES, Question, Sizes
 from kvist_connector.tiers.peer import Transfer
-from kvist_connector.tiers.pieces import Filler
+from kvist_connector.tiers.peer_connection import Answer, Connection
 
-_READ_BYTES: Final = 1024 * 1024
 _REASONS: Final = {
     401: "refuses the token: give both agents the same http.token_file",
     503: "has too many reads",
@@ -33,80 +33,112 @@ class HttpTransfer(Transfer):
         self, url: str, token: Callable[[], str] | None, connections: int, connect_timeout: float
     ) -> None:
         self._url = url.rstrip("/")
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "", parts.port or names.PORT_PEER
+        self._authority = parts.netloc
         self._token = token
-        self._connections = connections
-        # Operations have their deadline from `deadline.DeadlineStore`.
-        self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout)
-        self._session: aiohttp.ClientSession | None = None
+        self._connect_timeout = connect_timeout
+        self._idle: list[Connection] = []
+        self._turn = asyncio.Semaphore(connections)
+        self._closed = False
 
-    async def sizes(self, names_asked: Sequence[bytes]) -> Sequence[int | None]:
+    async def sizes(self, asked: Sequence[bytes]) -> Sequence[int | None]:
         """See Transfer."""
-        body = msgspec.msgpack.encode(Question(names=tuple(names_asked)))
-        async with self._answer("POST", names.PATH_PEER_ASK, data=body) as answer:
-            self._expect(answer)
-            try:
-                found = msgspec.msgpack.decode(await self._all(answer), type=Sizes).sizes
-            except msgspec.DecodeError as error:
-                raise TierError(f"{self._url} answers with something else than sizes: {error}") from error
-        if len(found) != len(names_asked):
-            raise TierError(f"{self._url} answers with {len(found)} sizes for {len(names_asked)} names")
+        data = await self._posted(names.PATH_PEER_ASK, msgspec.msgpack.encode(Question(names=tuple(asked))))
+        try:
+            found = msgspec.msgpack.decode(data, type=Sizes).sizes
+        except msgspec.DecodeError as error:
+            raise TierError(f"{self._url} answers with something else than sizes: {error}") from error
+        if len(found) != len(asked):
+            raise TierError(f"{self._url} answers with {len(found)} sizes for {len(asked)} names")
         return found
 
     async def read(self, name: bytes, into: Sequence[memoryview]) -> int | None:
         """See Transfer."""
-        filler = Filler(into)
-        async with self._answer("GET", f"{names.PATH_PEER_CHUNKS}/{name.hex()}") as answer:
+        path = f"{names.PATH_PEER_CHUNKS}/{name.hex()}"
+        async with self._exchange("GET", path) as (connection, answer):
             if answer.status == 404:
                 return None
-            self._expect(answer)
-            length = answer.content_length
-            if length is None:
-                raise TierError(f"{self._url} does not say how long an object is")
-            wanted = min(length, filler.room)
-            got = 0
-            while got < wanted:
-                piece = await answer.content.read(_READ_BYTES)
-                if not piece:
-                    raise TierError(f"{self._url} ended an object of {length} bytes after {got}")
-                got += len(piece)
-                filler.put(piece)
-            if got < length:
-                answer.close()  # what was not wanted is not read either
+            length = self._expect(answer)
+            await connection.receive(into)
         return length
+
+    async def give(self, take: bytes) -> bytes:
+        """See Transfer."""
+        return await self._posted(names.PATH_PEER_TAKE, take)
 
     async def close(self) -> None:
         """See Transfer."""
-        if self._session is not None:
-            await self._session.close()
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    async def _posted(self, path: str, body: bytes) -> bytes:
+        async with self._exchange("POST", path, body) as (connection, answer):
+            length = self._expect(answer)
+            if length > MAX_BODY_BYTES:
+                raise TierError(
+                    f"{self._url} answers with {length} bytes, at most {MAX_BODY_BYTES} are right"
+                )
+            data = bytearray(length)
+            await connection.receive([memoryview(data)])
+        return bytes(data)
 
     @asynccontextmanager
-    async def _answer(self, method: str, path: str, **more: Any) -> AsyncIterator[aiohttp.ClientResponse]:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                timeout=self._timeout,
-                connector=aiohttp.TCPConnector(limit=self._connections),
-                auto_decompress=False,
-                read_bufsize=_READ_BYTES,
-            )
-        try:
-            headers = {"Content-Type": CONTENT_TYPE}
-            if self._token is not None:
-                headers["Authorization"] = f"Bearer {self._token()}"
-            async with self._session.request(
-                method, self._url + path, headers=headers, allow_redirects=False, **more
-            ) as answer:
-                yield answer
-        except (aiohttp.ClientError, OSError, ValueError, ConfigError) as error:
-            raise TierError(f"{self._url}: {str(error) or type(error).__name__}") from error
+    async def _exchange(
+        self, method: str, path: str, body: bytes = b""
+    ) -> AsyncIterator[tuple[Connection, Answer]]:
+        """A request's answer; what was not received of it is skipped, or the connection ends."""
+        async with self._turn:
+            connection = None
+            try:
+                request = self._head(method, path, len(body)) + body
+                connection, answer = await self._asked(request)
+                yield connection, answer
+                if await connection.finish() and answer.kept and not self._closed:
+                    self._idle.append(connection)
+                    connection = None
+            except (OSError, ValueError, ConfigError) as error:
+                raise TierError(f"{self._url}: {str(error) or type(error).__name__}") from error
+            finally:
+                if connection is not None:
+                    connection.close()
 
-    def _expect(self, answer: aiohttp.ClientResponse) -> None:
+    async def _asked(self, request: bytes) -> tuple[Connection, Answer]:
+        while True:
+            connection = self._idle.pop() if self._idle else await self._connected()
+            again = connection.used
+            try:
+                return connection, await connection.ask(request)
+            except ConnectionError:
+                connection.close()
+                # A kept connection may have been closed while nobody used it.
+                if not again or connection.answered:
+                    raise
+            except BaseException:
+                connection.close()
+                raise
+
+    async def _connected(self) -> Connection:
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                return await Connection.open(self._host, self._port)
+        except TimeoutError as error:
+            raise OSError(f"no connection within {self._connect_timeout:g} s") from error
+
+    def _head(self, method: str, path: str, length: int) -> bytes:
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {self._authority}", f"Content-Length: {length}"]
+        lines.append(f"Content-Type: {CONTENT_TYPE}")
+        if self._token is not None:
+            token = self._token()
+            if not token.isascii() or not token.isprintable():
+                raise ConfigError("http.token_file holds no bearer token: one line of ASCII")
+            lines.append(f"Authorization: Bearer {token}")
+        return "\r\n".join((*lines, "", "")).encode()
+
+    def _expect(self, answer: Answer) -> int:
         if answer.status != 200:
             raise TierError(f"{self._url} {_REASONS.get(answer.status, f'answers with {answer.status}')}")
-
-    async def _all(self, answer: aiohttp.ClientResponse) -> bytes:
-        data = b""
-        while piece := await answer.content.read(MAX_BODY_BYTES + 1 - len(data)):
-            data += piece
-            if len(data) > MAX_BODY_BYTES:
-                raise TierError(f"{self._url} answers with more than {MAX_BODY_BYTES} bytes")
-        return data
+        if answer.length is None:
+            raise TierError(f"{self._url} does not say how long its answer is")
+        return answer.length

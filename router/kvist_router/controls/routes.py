@@ -16,7 +16,9 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from kvist_connector import names
+from kvist_connector.protocol.tiers import Tier
 from kvist_router.controls.fanout import FanOut
+from kvist_router.controls.moving import Mover
 from kvist_router.controls.selection import Selections, wrong
 from kvist_router.controls.spread import Spreader
 from kvist_router.errors import FeedError, Refused
@@ -35,6 +37,7 @@ CONTROLS = (
     names.PATH_MOVE,
     names.PATH_RETIRE,
 )
+_TIERS = tuple(tier.label for tier in Tier)
 _SUMS = ("chunks", "tokens", "bytes")
 _audit = logging.getLogger("kvist.audit")
 
@@ -69,6 +72,7 @@ class ClusterControls:
     fanout: FanOut
     selections: Selections
     spreader: Spreader
+    mover: Mover
 
     async def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The answer of the whole cluster; raises Refused."""
@@ -76,6 +80,10 @@ class ClusterControls:
         sent = await self.selections.resolve(body)
         if path == names.PATH_RETIRE:
             return await self._retire(chosen, sent)
+        if path == names.PATH_MOVE and sent.get("to") not in _TIERS:
+            target = self._target(sent.get("to"))
+            sources = [replica for replica in chosen if replica is not target]
+            return _together(await self.mover.move(sources, target, sent))
         return _together(await self.fanout.ask(chosen, path, sent))
 
     async def _retire(self, chosen: list[Replica], sent: dict[str, Any]) -> dict[str, Any]:
@@ -89,6 +97,12 @@ class ClusterControls:
                     self.spreader.took(replica, answers[replica.name])
             self.spreader.judge()
         return _together(answers) | {"epoch": epoch}
+
+    def _target(self, name: object) -> Replica:
+        found = self.replicas.get(name) if isinstance(name, str) else None
+        if found is None:
+            raise wrong(f"to must be a tier or one of {', '.join(sorted(self.replicas))}", "to")
+        return found
 
     def _chosen(self, wanted: object) -> list[Replica]:
         if wanted is None:

@@ -1,0 +1,125 @@
+"""What a draining replica leaves to its peers, where no shared tier outlives it.
+
+    most valuable chunks, parents first -> each chain to one peer -> "take these from me" -> it reads them
+
+Copies: nothing is let go here. A peer evicts for it what it thinks least of, so none is asked to take
+more than a share of what this arena holds. Called by drain.py, on the agent's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import xxhash
+
+from kvist_connector.agent.catalog import Chunk
+from kvist_connector.agent.core import Core
+from kvist_connector.errors import TierError
+from kvist_connector.protocol.peer import Offered, Take, Taken
+from kvist_connector.protocol.tiers import SHARED_TIERS, Tier
+from kvist_connector.tiers.peer import Transfer
+
+log = logging.getLogger(__name__)
+# Of the arena's slots, for each peer.
+SHARE: Final = 0.25
+_BATCH: Final = 32
+# Of one batch; a drain has a deadline of its own for all of them.
+_SECONDS: Final = 30.0
+
+
+@dataclass
+class Parting:
+    """Of one agent. `address`: its peer port as others have it in their settings, None: it has none."""
+
+    core: Core
+    peers: Mapping[str, Transfer]
+    address: str | None
+    pending: int = 0  # chunks that are to be given
+    _given: dict[str, set[bytes]] = field(default_factory=dict)  # by peer
+
+    @property
+    def possible(self) -> bool:
+        """Whether there is anybody to give to, and need to."""
+        shared = any(tier in SHARED_TIERS for tier in self.core.catalog.lower)
+        return self.address is not None and bool(self.peers) and not shared
+
+    async def run(self) -> None:
+        """Give what was not given yet; ends when that is done, or the drain is taken back."""
+        if not self.possible or self.core.memory.layout is None:
+            return
+        shares = self._shares()
+        self.pending = sum(map(len, shares.values()))
+        await asyncio.gather(*(self._give(peer, chunks) for peer, chunks in shares.items()))
+
+    def _shares(self) -> dict[str, list[Chunk]]:
+        """Which peer is to have which chunks, the most valuable first and what they hang on before them."""
+        slots = self.core.memory.slots
+        most = max(1, int((slots.size if slots is not None else 0) * SHARE))
+        memory = self.core.catalog.index(Tier.MEMORY)
+        keys = sorted(memory.keys(), key=memory.worth, reverse=True)
+        shares: dict[str, list[Chunk]] = {peer: [] for peer in self.peers}
+        chosen = {key for given in self._given.values() for key in given}
+        for key in keys:
+            chain = self._chain(key)
+            if not chain:
+                continue
+            peer = self._peer(chain[0].key)
+            share = shares[peer]
+            fresh = [chunk for chunk in chain if chunk.key not in chosen]
+            if len(self._given.get(peer, ())) + len(share) + len(fresh) <= most:
+                share += fresh
+                chosen.update(chunk.key for chunk in fresh)
+        return shares
+
+    def _chain(self, key: bytes) -> list[Chunk]:
+        """The chunk and all before it; none when a part is not in memory."""
+        chain: list[Chunk] = []
+        chunk = self.core.catalog.resident(key)
+        while chunk is not None:
+            chain.append(chunk)
+            if chunk.index == 0:
+                return chain[::-1]
+            chunk = self.core.catalog.resident(chunk.parent)
+        return []
+
+    def _peer(self, root: bytes) -> str:
+        """A chain stays together, and every drain chooses the same for it while the peers are the same."""
+        return max(self.peers, key=lambda peer: (xxhash.xxh3_64_intdigest(peer.encode() + root), peer))
+
+    async def _give(self, peer: str, chunks: Sequence[Chunk]) -> None:
+        for start in range(0, len(chunks), _BATCH):
+            batch = chunks[start : start + _BATCH]
+            if not self.core.draining:
+                return
+            try:
+                async with asyncio.timeout(_SECONDS):
+                    there = await self._ask(peer, batch)
+            except (TierError, TimeoutError) as error:
+                self.core.counts["parting_failed"] += 1
+                log.warning("drain: %s takes nothing: %s", peer, error or f"no answer within {_SECONDS:g} s")
+                return
+            self._given.setdefault(peer, set()).update(there)
+            self.pending -= len(there)
+            self.core.counts["parting_given"] += len(there)
+            if len(there) < len(batch):
+                return  # it is full
+
+    async def _ask(self, peer: str, batch: Iterable[Chunk]) -> list[bytes]:
+        layout = self.core.memory.layout
+        assert layout is not None, "run has asked"
+        assert self.address is not None, "run has asked"
+        take = Take(
+            source=self.address,
+            fingerprint=layout.fingerprint.hex(),
+            chunks=[Offered(chunk.key.hex(), chunk.parent.hex(), chunk.index) for chunk in batch],
+        )
+        answer = await self.peers[peer].give(msgspec.json.encode(take))
+        try:
+            return [bytes.fromhex(key) for key in msgspec.json.decode(answer, type=Taken).there]
+        except ValueError as error:
+            raise TierError(f"{peer} answers with something else: {error}") from error
