@@ -143,6 +143,24 @@ def test_cost_learns_which_chunks_come_back():
     assert all(key(old) in index for old in range(10_001, 10_001 + 8))
 
 
+def test_cost_learns_from_lives_that_go_on():
+    """Before any has ended: prompts sent thrice at once and never again, among others that come in turn."""
+    index, hits = EvictionIndex(CostAware()), 0
+    for number in range(1200):
+        burst, other = key(1_000_000 + number), key(10_000 + number % 300)
+        index.add(burst, key(number + (1 << 40)), 1, 1.0, float(number))
+        index.touch(burst, float(number))
+        index.touch(burst, float(number))
+        if other in index:
+            index.touch(other, float(number))
+            hits += number >= 600
+        else:
+            index.add(other, key(number + (1 << 41)), 1, 1.0, float(number))
+        while len(index) > 400:
+            index.pop()
+    assert hits > 450  # LRU: none, since 300 others and 600 bursts lie between two uses
+
+
 def test_misuse_is_refused():
     index = EvictionIndex(Lru())
     index.add(key(1), key(0), 1, 1.0, 0.0)

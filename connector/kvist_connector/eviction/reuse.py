@@ -6,15 +6,19 @@ which it never was. From them follows, for a chunk of an age, the most uses per 
 keeping it for any further time yields: the Gittins index, by which the best order to serve is known when
 each candidate lives by itself (Gittins 1979; for caches "hit density", Beckmann et al., NSDI 2018).
 
-Evicted chunks are remembered, as many as there are in the tier, so that a use that came too late counts
-as a use and not as an end. Age counts uses and entries in the tier, not time: a quiet night ages nothing.
+Evicted chunks are remembered, twice as many as there are in the tier, so that a use that came too late
+counts as a use and not as an end. Those whose life goes on count for the ages that they have reached, as
+censored observations do (Kaplan and Meier 1958): without them a large tier would know only of what was
+used again quickly.
+Age counts uses and entries in the tier, not time: a quiet night ages nothing.
 Until much is known the chance falls with age alike in all classes, which is the order of LRU.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,6 +33,8 @@ _LEAVES: Final = tuple(math.ceil(edge) for edge in _EDGES[1:])  # first age beyo
 _PRIOR: Final = 5.0  # uses that a class is taken to have had before any was seen, in each bucket,
 _SHAPE: Final = 0.3  # at a rate of this / age
 _FEWEST_GHOSTS: Final = 64
+_GHOSTS: Final = 2  # for each chunk in the tier
+_WINDOWS: Final = 512  # at most twice as many tell when the lives under way began
 _REFRESHES: Final = 8  # of the values, while as many lives end as the tier has chunks
 _NOBODY: Final = 1e-9  # share of lives that are still waited for
 _HALVINGS: Final = 64  # refreshes after which what was learned counts half
@@ -37,28 +43,39 @@ _OCTAVES: Final = 128  # of seconds / byte, around 1
 
 @dataclass(slots=True)
 class _Class:
-    """What chunks of one kind did, by bucket of age."""
+    """What chunks of one kind did, by bucket of age, and since when others live."""
 
     uses: list[float] = field(default_factory=lambda: [0.0] * _BUCKETS)
     ends: list[float] = field(default_factory=lambda: [0.0] * _BUCKETS)
+    begun: Counter[int] = field(default_factory=Counter)  # lives under way, by window of their first tick
     value: list[float] = field(default_factory=lambda: [_SHAPE / edge for edge in _EDGES[:-1]])
 
-    def refresh(self, keep: float) -> None:
-        """Values from what was learned, which counts `keep` from now on."""
-        self.value = _best_rates(self._rates())
+    def refresh(self, keep: float, ages: Iterable[tuple[int, int]]) -> None:
+        """Values from what was learned, which counts `keep` from now on; ages of lives, how many each."""
+        self.value = _best_rates(self._rates(ages))
         self.uses = [keep * count for count in self.uses]
         self.ends = [keep * count for count in self.ends]
 
-    def _rates(self) -> list[float]:
+    def ages(self, tick: int, window: int) -> Iterator[tuple[int, int]]:
+        """Of lives under way, to half a window."""
+        for number, lives in self.begun.items():
+            yield max(1, tick - number * window - window // 2), lives
+
+    def _rates(self, ages: Iterable[tuple[int, int]]) -> list[float]:
         """Uses per unit of time in each bucket: those seen, over the time that chunks spent in it."""
+        living, lived = [0.0] * _BUCKETS, [0.0] * _BUCKETS
+        for age, lives in ages:
+            bucket = _bucket(age)
+            living[bucket] += lives
+            lived[bucket] += lives * (age - _EDGES[bucket])
         rates = [0.0] * _BUCKETS
         later = 0.0
         for bucket in range(_BUCKETS - 1, -1, -1):
             low, high = _EDGES[bucket], _EDGES[bucket + 1]
             inside = self.uses[bucket] + self.ends[bucket]
-            spent = (high - low) * (later + inside / 2)
+            spent = (high - low) * (later + inside / 2) + lived[bucket]
             rates[bucket] = (self.uses[bucket] + _PRIOR) / (spent + _PRIOR * (low + high) / 2 / _SHAPE)
-            later += inside
+            later += inside + living[bucket]
         return rates
 
 
@@ -94,12 +111,14 @@ class _Ghost:
 
 
 class CostAware:
-    """Least chance of reuse for its weight leaves first. Memory: one ghost a chunk, 50 classes at most."""
+    """Least chance of reuse for its weight leaves first. Memory: two ghosts a chunk, 50 classes at most."""
 
     def __init__(self) -> None:
         self._classes: dict[int, _Class] = {}
         self._ghosts: OrderedDict[bytes, _Ghost] = OrderedDict()
         self._resident = 0
+        self._tick = 0
+        self._window = 64  # ticks
         self._ended = 0  # lives since the last refresh
         self._refreshed = 0
         self._stale: list[_Class] = []  # to be refreshed, one at a time so that no call takes long
@@ -107,28 +126,39 @@ class CostAware:
 
     def enter(self, candidate: Candidate, parent: Candidate | None) -> None:
         """It continues its parent; and it may come back."""
+        self._advance(candidate.tick)
         if parent is not None:
-            parent.continued = True
+            if not parent.continued:
+                self._over(_kind(parent), parent.tick)
+                parent.continued = True
+                self._begin(_kind(parent), parent.tick)
             candidate.turn = min(parent.turn + (parent.hits > 1), _TURNS)
         self._resident += 1
         ghost = self._ghosts.pop(candidate.key, None)
         if ghost is not None:
+            self._over(ghost.kind, ghost.tick)
             self._learn(ghost.kind, candidate.tick - ghost.tick, True)
             candidate.hits, candidate.turn = ghost.hits + 1, ghost.turn
+        self._begin(_kind(candidate), candidate.tick)
 
     def use(self, candidate: Candidate, tick: int) -> None:
         """One life ends with a use, the next begins."""
+        self._advance(tick)
+        self._over(_kind(candidate), candidate.tick)
         self._learn(_kind(candidate), tick - candidate.tick, True)
+        self._begin(_kind(candidate, 1), tick)
 
     def leave(self, candidate: Candidate, tick: int, evicted: bool) -> None:
         """It lives on as a ghost, or did not end by itself: then nothing is learned."""
         self._resident -= 1
+        kind = _kind(candidate)
         if evicted:
-            self._ghosts[candidate.key] = _Ghost(
-                _kind(candidate), candidate.tick, candidate.hits, candidate.turn
-            )
-        while len(self._ghosts) > max(self._resident, _FEWEST_GHOSTS):
+            self._ghosts[candidate.key] = _Ghost(kind, candidate.tick, candidate.hits, candidate.turn)
+        else:
+            self._over(kind, candidate.tick)
+        while len(self._ghosts) > max(_GHOSTS * self._resident, _FEWEST_GHOSTS):
             _, ghost = self._ghosts.popitem(last=False)
+            self._over(ghost.kind, ghost.tick)
             self._learn(ghost.kind, tick - ghost.tick, False)
 
     def queue(self, candidate: Candidate, tick: int) -> int:
@@ -156,8 +186,27 @@ class CostAware:
         value = found.value[bucket] if found is not None else _SHAPE / _EDGES[bucket]
         return math.ldexp(value, place - _OCTAVES)
 
+    def _advance(self, tick: int) -> None:
+        self._tick = tick
+        if tick // self._window >= _WINDOWS:
+            self._window *= 2
+            for found in self._classes.values():
+                halved: Counter[int] = Counter()
+                for number, lives in found.begun.items():
+                    halved[number // 2] += lives
+                found.begun = halved
+
+    def _begin(self, kind: int, tick: int) -> None:
+        self._class(kind).begun[tick // self._window] += 1
+
+    def _over(self, kind: int, tick: int) -> None:
+        begun, number = self._class(kind).begun, tick // self._window
+        begun[number] -= 1
+        if not begun[number]:
+            del begun[number]
+
     def _learn(self, kind: int, age: int, used: bool) -> None:
-        found = self._classes.setdefault(kind, _Class())
+        found = self._class(kind)
         (found.uses if used else found.ends)[_bucket(age)] += 1
         self._ended += 1
         if self._ended > self._resident / _REFRESHES + 256:
@@ -165,12 +214,22 @@ class CostAware:
             self._refreshed += 1
             self._stale = list(self._classes.values())
         if self._stale:
-            self._stale.pop().refresh(0.5 if self._refreshed % _HALVINGS == 0 else 1.0)
+            stale = self._stale.pop()
+            keep = 0.5 if self._refreshed % _HALVINGS == 0 else 1.0
+            stale.refresh(keep, stale.ages(self._tick, self._window))
             self.revision += 1
 
+    def _class(self, kind: int) -> _Class:
+        found = self._classes.get(kind)
+        if found is None:
+            found = self._classes[kind] = _Class()
+        return found
 
-def _kind(candidate: Candidate) -> int:
-    return (min(candidate.hits, _HITS) * (_TURNS + 1) + min(candidate.turn, _TURNS)) * 2 + candidate.continued
+
+def _kind(candidate: Candidate, more: int = 0) -> int:
+    """`more`: uses beyond those in its books."""
+    hits = min(candidate.hits + more, _HITS)
+    return (hits * (_TURNS + 1) + min(candidate.turn, _TURNS)) * 2 + candidate.continued
 
 
 def _bucket(age: int) -> int:
