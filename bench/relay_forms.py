@@ -112,7 +112,7 @@ async def serve(form: str, port: int, engines: list[str]) -> None:
         app: ASGIApp = PassThrough(session, engines)
         if form == "constant":
             metrics = RelayMetrics(CollectorRegistry())
-            app = Relay(ConstantMind(engines), upstream, limits, metrics, "x-tenant")
+            app = Relay(ConstantMind(engines), upstream, limits, metrics)
         settle_memory()  # as in service, for every form
         await Servers([(app, listen("127.0.0.1", port, "port"))], 1).run_until_signal()
 

@@ -26,6 +26,8 @@ from starlette.types import ASGIApp
 from kvist_connector import names
 from kvist_connector.errors import ConfigError
 from kvist_connector.settings import add_flags, load, program_parser, to_yaml
+from kvist_router.access.door import Door
+from kvist_router.access.keys import KeyBook
 from kvist_router.admin import admin_app
 from kvist_router.controls.fanout import FanOut
 from kvist_router.controls.moving import Mover
@@ -44,7 +46,7 @@ from kvist_router.mind.health import HealthChecker
 from kvist_router.mind.mind import LocalMind
 from kvist_router.mind.policies import policy
 from kvist_router.mind.prompts import PromptSource
-from kvist_router.mind.supervise import supervised
+from kvist_router.mind.supervise import background, supervised
 from kvist_router.mind.verify import Verifier
 from kvist_router.readiness import Readiness
 from kvist_router.relay.app import Relay
@@ -169,22 +171,27 @@ async def build(settings: RouterSettings) -> AsyncIterator[Running]:
             found = source(settings, others, os.environ)
             async with (
                 _mind(settings, found, others, MindMetrics(registry), relay_metrics) as mind,
-                AsyncExitStack() as background,
+                AsyncExitStack() as stack,
             ):
                 link = _link(settings)
                 fanout = FanOut(others, link, CONTROL_SECONDS)
-                spreader = await background.enter_async_context(_spreading(mind, fanout))
+                spreader = await stack.enter_async_context(_spreading(mind, fanout))
                 secret = _secret(settings.tenant.secret_file)
                 controls = ClusterControls(
                     mind.replicas, fanout, Selections(mind, secret), spreader, Mover(fanout, MOVE_SECONDS)
                 )
                 guard = Guard(link, settings.admin_host in LOOPBACK)
-                relay = Relay(mind, upstream, limits, relay_metrics, settings.tenant.header)
+                book = await stack.enter_async_context(_book(settings, secret is not None, mind))
+                door = Door(book, settings.tenant.header)
+                relay = Relay(mind, upstream, limits, relay_metrics)
                 readiness = Readiness(
                     mind.replicas, mind.source, found, settings.index.ready_seconds, limits.queue_seconds > 0
                 )
                 apps: list[tuple[ASGIApp, socket.socket]] = [
-                    (Endpoint(relay, rest_app(mind, registry, readiness)), endpoint_socket),
+                    (
+                        Endpoint(relay, rest_app(mind, registry, readiness), door, relay_metrics),
+                        endpoint_socket,
+                    ),
                     (admin_app(mind, registry, controls, guard), admin_socket),
                 ]
                 servers = Servers(apps, limits.drain_seconds, settings.grace_seconds, readiness.stop)
@@ -192,14 +199,18 @@ async def build(settings: RouterSettings) -> AsyncIterator[Running]:
 
 
 @asynccontextmanager
+async def _book(settings: RouterSettings, separated: bool, mind: LocalMind) -> AsyncIterator[KeyBook]:
+    """API keys, read again when their files change."""
+    book = await asyncio.to_thread(KeyBook, settings.auth, settings.tenants, separated)
+    async with background("keys", book.watch, mind.metrics):
+        yield book
+
+
+@asynccontextmanager
 async def _spreading(mind: LocalMind, fanout: FanOut) -> AsyncIterator[Spreader]:
     spreader = Spreader(mind.replicas, fanout)
-    task = asyncio.create_task(supervised("retirement", spreader.run, mind.metrics))
-    try:
+    async with background("retirement", spreader.run, mind.metrics):
         yield spreader
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def _link(settings: RouterSettings) -> AgentLink:

@@ -8,26 +8,49 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvist_connector import names
+from kvist_router.access.door import Door
 from kvist_router.admin import metrics_response
+from kvist_router.errors import Refused
 from kvist_router.http_errors import one_error_form
+from kvist_router.metrics import RelayMetrics
+from kvist_router.mind.interface import Refusal
 from kvist_router.mind.mind import LocalMind
 from kvist_router.readiness import Readiness
-from kvist_router.relay.app import PATHS, Relay
+from kvist_router.relay.answers import send_refusal
+from kvist_router.relay.app import PATHS, TENANT, Relay
+
+_OPEN = (names.PATH_HEALTHZ, names.PATH_READYZ)
 
 
 class Endpoint:
-    """ASGI: dispatches by path before any framework code runs."""
+    """ASGI: asks for the API key and dispatches by path before any framework code runs."""
 
-    def __init__(self, relay: Relay, rest: ASGIApp) -> None:
+    def __init__(self, relay: Relay, rest: ASGIApp, door: Door, metrics: RelayMetrics) -> None:
         self._relay = relay
         self._rest = rest
+        self._door = door
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection's request."""
-        if scope["type"] == "http" and scope["path"] in PATHS:
-            await self._relay(scope, receive, send)
-        else:
-            await self._rest(scope, receive, send)
+        if scope["type"] == "http" and scope["path"] not in _OPEN:
+            try:
+                scope[TENANT] = self._door.tenant(scope["headers"])
+            except Refused as refused:
+                self._metrics.unauthorized.inc()
+                await send_refusal(send, refused.refusal, [(b"connection", b"close")])
+                return
+            if scope["path"] in PATHS:
+                await self._relay(scope, receive, send)
+                return
+            if scope["path"] == names.PATH_METRICS and self._door.locked:
+                await send_refusal(send, _METRICS_ELSEWHERE)
+                return
+        await self._rest(scope, receive, send)
+
+
+# They tell of all tenants.
+_METRICS_ELSEWHERE = Refusal(404, "with API keys metrics are on the admin port only", code="not_found")
 
 
 def rest_app(mind: LocalMind, registry: CollectorRegistry, readiness: Readiness) -> FastAPI:

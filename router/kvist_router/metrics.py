@@ -34,6 +34,11 @@ class RelayMetrics:
             [names.LABEL_REPLICA],
             registry=registry,
         )
+        self.unauthorized = Counter(
+            "kvist_router_unauthorized_total",
+            "Requests without a valid API key.",
+            registry=registry,
+        )
         self._failing: set[str] = set()
         self.ttft = Histogram(
             "kvist_router_ttft_seconds",

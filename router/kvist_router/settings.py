@@ -12,6 +12,13 @@ from pydantic import Field, HttpUrl, TypeAdapter, field_validator, model_validat
 
 from kvist_connector import names
 from kvist_connector.settings import Settings
+from kvist_router.access.settings import (
+    MAX_TENANTS,
+    AuthSettings,
+    SeparationSettings,
+    TenantSettings,
+    check_tenants,
+)
 
 # Until every proxy and load balancer has heard that an endpoint goes away.
 KUBERNETES_GRACE_SECONDS = 10.0
@@ -194,17 +201,6 @@ class IndexSettings(Settings):
     )
 
 
-class TenantSettings(Settings):
-    """Separation of tenants in the cache."""
-
-    secret_file: Path | None = Field(
-        default=None, description="cluster secret; with it every request's cache salt is HMAC(secret, tenant)"
-    )
-    header: str = Field(
-        default="x-tenant", pattern=r"^[a-z0-9-]+$", description="request header that holds the tenant's name"
-    )
-
-
 class RouterSettings(Settings):
     """Everything the router can be told."""
 
@@ -247,7 +243,11 @@ class RouterSettings(Settings):
     limits: LimitSettings = Field(default=LimitSettings(), description="bounds and deadlines")
     health: HealthSettings = Field(default=HealthSettings(), description="checks of engines")
     index: IndexSettings = Field(default=IndexSettings(), description="mirror of the replicas")
-    tenant: TenantSettings = Field(default=TenantSettings(), description="tenants")
+    auth: AuthSettings = Field(default=AuthSettings(), description="API keys")
+    tenant: SeparationSettings = Field(default=SeparationSettings(), description="separation of tenants")
+    tenants: tuple[TenantSettings, ...] = Field(
+        default=(), max_length=MAX_TENANTS, description="YAML list of tenants: {name, keys_file}"
+    )
 
     @model_validator(mode="after")
     def _check_replicas(self) -> RouterSettings:
@@ -261,6 +261,7 @@ class RouterSettings(Settings):
                 "replicas come from one place: give either kubernetes.service, or replicas and replicas_file"
             )
         check_names(self.replicas)
+        check_tenants(self.tenants)
         return self
 
     @property

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 from kvist_router.metrics import MindMetrics
 
@@ -22,3 +23,16 @@ async def supervised(name: str, loop: Callable[[], Awaitable[None]], metrics: Mi
             metrics.task_failures.labels(name).inc()
             _log.exception("background task %s failed; it starts again in %s s", name, RESTART_SECONDS)
         await asyncio.sleep(RESTART_SECONDS)
+
+
+@asynccontextmanager
+async def background(
+    name: str, loop: Callable[[], Awaitable[None]], metrics: MindMetrics
+) -> AsyncIterator[None]:
+    """`loop`, supervised, while the context lasts."""
+    task = asyncio.create_task(supervised(name, loop, metrics))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -23,6 +23,8 @@ def error_body(refusal: Refusal) -> bytes:
 async def send_refusal(send: Send, refusal: Refusal, added: RawHeaders | None = None) -> None:
     """Send a refusal as the whole response."""
     headers = list(added or [])
+    if refusal.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
     if refusal.retry_after is not None:
         headers.append((b"retry-after", str(refusal.retry_after).encode()))
     if refusal.status in (408, 413):  # part of the body may still be unread on this connection

@@ -30,6 +30,7 @@ from kvist_router.relay.watch import Reason, Watch, Watchdog
 from kvist_router.settings import LimitSettings
 
 PATHS: dict[str, Path] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+TENANT = "kvist.tenant"  # in the scope of a request: who sends it, as access/door.py found
 
 _FIRST_BYTE, _ENDED = Report("first_byte"), Report("ended")
 _ENDS = ("ended", "rejected", "refused", "cancelled", "failed")
@@ -60,16 +61,13 @@ class _Exchange:
 class Relay:
     """ASGI for `PATHS`; the dispatcher sends nothing else here."""
 
-    def __init__(
-        self, mind: Mind, upstream: Upstream, limits: LimitSettings, metrics: RelayMetrics, tenant_header: str
-    ) -> None:
+    def __init__(self, mind: Mind, upstream: Upstream, limits: LimitSettings, metrics: RelayMetrics) -> None:
         self._mind = mind
         self._upstream = upstream
         self._limits = limits
         self._decision_seconds = limits.decide_seconds + limits.queue_seconds
         self._metrics = metrics
         self._budget = RetryBudget(limits.retry_ratio)
-        self._tenant_header = tenant_header.encode()
         self._dog = Watchdog()
         metrics.in_flight.set_function(lambda: len(self._dog))
         # Looked up once: finding a labelled series costs as much as counting in it.
@@ -99,8 +97,7 @@ class Relay:
         with self._dog.watch(receive) as watch:
             watch.phase("body", self._limits.body_seconds)
             body = await read_body(receive, headers, self._limits.body_bytes)
-            tenant = next((value for name, value in headers if name == self._tenant_header), b"")
-            metadata = Metadata(PATHS[scope["path"]], tenant.decode("latin-1"))
+            metadata = Metadata(PATHS[scope["path"]], scope.get(TENANT, ""))
             exchange = _Exchange(scope, send, watch, body, metadata, started)
             try:
                 return await self._route(exchange)
