@@ -16,14 +16,14 @@ from kvist_connector.agent.http import Api, Status
 from kvist_connector.agent.metrics import Metrics
 from kvist_connector.agent.parts import Opened, Parts, build
 from kvist_connector.agent.peer_api import PeerApi
-from kvist_connector.agent.peer_stores import open_givers
+from kvist_connector.agent.peer_stores import Peers
 from kvist_connector.agent.retired_file import RetiredFile
+from kvist_connector.agent.roster import Roster
 from kvist_connector.agent.session import Session
 from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.agent.shelf import ArenaShelf
 from kvist_connector.agent.stores import open_stores
 from kvist_connector.agent.supervise import Supervisor
-from kvist_connector.tiers.peer import Transfer
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,6 @@ class Agent:
         status = Status(lambda: self.supervisor.failed, lambda: self.supervisor.failed or self._not_ready)
         self._api = Api(status, self._metrics.exposition, access)
         self._access = access
-        self._givers: dict[str, Transfer] = {}
         self.shelf: ArenaShelf | None = None
         self._server = EngineServer(settings.socket, self._session)
         self._idle: asyncio.TimerHandle | None = None
@@ -84,18 +83,18 @@ class Agent:
             self._arena = await loop.run_in_executor(
                 self._threads, ArenaFile.reserve, self._settings.arena, self._settings.memory
             )
-        token = self._access.admin
-        stores = await open_stores(self._settings, self._threads, self._metrics.meter, token)
+        peers = Peers(self._settings.peer, Roster(self._settings.peer), self._access.admin)
+        stores = await open_stores(self._settings, self._threads, self._metrics.meter, peers)
         now_ms = int(time.time() * 1000)
         file = RetiredFile(self._settings.arena, self._settings.disk.path, lambda: now_ms)
         retired = await loop.run_in_executor(self._threads, file.read)
-        self._givers = open_givers(self._settings.peer, token)
-        opened = Opened(self._arena, stores, retired, file, self._givers)
+        opened = Opened(self._arena, stores, retired, file, peers)
         parts = build(self._settings, opened, self.supervisor, now_ms, self.connections_changed)
         self.parts = parts
         await self._adopt(parts)
         self._metrics.watch(parts)
         self.supervisor.daemon("write-behind", parts.writebehind.run())
+        self.supervisor.daemon("peers", peers.roster.run())
         self.supervisor.daemon("loop stalls", self._metrics.sample_stalls())
         if parts.events is not None:
             self.supervisor.daemon("kv events", parts.events.run())
@@ -118,8 +117,6 @@ class Agent:
             self._idle.cancel()
         await self._server.close()
         await self.supervisor.close()
-        for giver in self._givers.values():
-            await giver.close()
         if self.parts is not None:
             await self._close_parts(self.parts)
         if self._arena is not None:

@@ -36,11 +36,15 @@ class ReleaseBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Handover:
-    """Of one agent. `peers`: addresses of the settings; `port`: of the own peer port, 0 while there is
+    """Of one agent. `peers`: addresses of the moment; `port`: of the own peer port, 0 while there is
     none; `settled` returns when what was sent from there is not leased any more."""
 
     def __init__(
-        self, core: Core, lower: Mapping[Tier, LowerTier], edits: Edits, peers: Collection[str] = ()
+        self,
+        core: Core,
+        lower: Mapping[Tier, LowerTier],
+        edits: Edits,
+        peers: Callable[[], Collection[str]],
     ) -> None:
         self._peers = peers
         self._core = core
@@ -89,7 +93,7 @@ class Handover:
     async def given(self, body: dict[str, Any]) -> Taken:
         """`take`, as a peer that goes asks for it: one of ours, that is, and nobody whom it names."""
         source = _source(typed(body, Take).source)
-        if source not in self._peers:
+        if source not in self._peers():
             raise RequestError(f"{source} is none of the peers here: it has to be in peer.urls", "source")
         return await self.take(body)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -34,10 +34,12 @@ _SECONDS: Final = 30.0
 
 @dataclass
 class Parting:
-    """Of one agent. `address`: its peer port as others have it in their settings, None: it has none."""
+    """Of one agent. `peers`: of the moment, `connect` opens one; `address`: its peer port as others know
+    it, None: they do not."""
 
     core: Core
-    peers: Mapping[str, Transfer]
+    peers: Callable[[], Sequence[str]]
+    connect: Callable[[str], Transfer]
     address: str | None
     pending: int = 0  # chunks that are to be given
     _given: dict[str, set[bytes]] = field(default_factory=dict)  # by peer
@@ -46,29 +48,29 @@ class Parting:
     def possible(self) -> bool:
         """Whether there is anybody to give to, and need to."""
         shared = any(tier in SHARED_TIERS for tier in self.core.catalog.lower)
-        return self.address is not None and bool(self.peers) and not shared
+        return self.address is not None and bool(self.peers()) and not shared
 
     async def run(self) -> None:
         """Give what was not given yet; ends when that is done, or the drain is taken back."""
         if not self.possible or self.core.memory.layout is None:
             return
-        shares = self._shares()
+        shares = self._shares(self.peers())
         self.pending = sum(map(len, shares.values()))
         await asyncio.gather(*(self._give(peer, chunks) for peer, chunks in shares.items()))
 
-    def _shares(self) -> dict[str, list[Chunk]]:
+    def _shares(self, peers: Sequence[str]) -> dict[str, list[Chunk]]:
         """Which peer is to have which chunks, the most valuable first and what they hang on before them."""
         slots = self.core.memory.slots
         most = max(1, int((slots.size if slots is not None else 0) * SHARE))
         memory = self.core.catalog.index(Tier.MEMORY)
         keys = sorted(memory.keys(), key=memory.worth, reverse=True)
-        shares: dict[str, list[Chunk]] = {peer: [] for peer in self.peers}
+        shares: dict[str, list[Chunk]] = {peer: [] for peer in peers}
         chosen = {key for given in self._given.values() for key in given}
         for key in keys:
             chain = self._chain(key)
             if not chain:
                 continue
-            peer = self._peer(chain[0].key)
+            peer = _peer(peers, chain[0].key)
             share = shares[peer]
             fresh = [chunk for chunk in chain if chunk.key not in chosen]
             if len(self._given.get(peer, ())) + len(share) + len(fresh) <= most:
@@ -87,18 +89,21 @@ class Parting:
             chunk = self.core.catalog.resident(chunk.parent)
         return []
 
-    def _peer(self, root: bytes) -> str:
-        """A chain stays together, and every drain chooses the same for it while the peers are the same."""
-        return max(self.peers, key=lambda peer: (xxhash.xxh3_64_intdigest(peer.encode() + root), peer))
-
     async def _give(self, peer: str, chunks: Sequence[Chunk]) -> None:
+        transfer = self.connect(peer)
+        try:
+            await self._give_by(transfer, peer, chunks)
+        finally:
+            await transfer.close()
+
+    async def _give_by(self, transfer: Transfer, peer: str, chunks: Sequence[Chunk]) -> None:
         for start in range(0, len(chunks), _BATCH):
             batch = chunks[start : start + _BATCH]
             if not self.core.draining:
                 return
             try:
                 async with asyncio.timeout(_SECONDS):
-                    there = await self._ask(peer, batch)
+                    there = await self._ask(transfer, peer, batch)
             except (TierError, TimeoutError) as error:
                 self.core.counts["parting_failed"] += 1
                 log.warning("drain: %s takes nothing: %s", peer, error or f"no answer within {_SECONDS:g} s")
@@ -109,7 +114,7 @@ class Parting:
             if len(there) < len(batch):
                 return  # it is full
 
-    async def _ask(self, peer: str, batch: Iterable[Chunk]) -> list[bytes]:
+    async def _ask(self, transfer: Transfer, peer: str, batch: Iterable[Chunk]) -> list[bytes]:
         layout = self.core.memory.layout
         assert layout is not None, "run has asked"
         assert self.address is not None, "run has asked"
@@ -118,8 +123,13 @@ class Parting:
             fingerprint=layout.fingerprint.hex(),
             chunks=[Offered(chunk.key.hex(), chunk.parent.hex(), chunk.index) for chunk in batch],
         )
-        answer = await self.peers[peer].give(msgspec.json.encode(take))
+        answer = await transfer.give(msgspec.json.encode(take))
         try:
             return [bytes.fromhex(key) for key in msgspec.json.decode(answer, type=Taken).there]
         except ValueError as error:
             raise TierError(f"{peer} answers with something else: {error}") from error
+
+
+def _peer(peers: Sequence[str], root: bytes) -> str:
+    """A chain stays together, and every drain chooses the same for it while the peers are the same."""
+    return max(peers, key=lambda peer: (xxhash.xxh3_64_intdigest(peer.encode() + root), peer))

@@ -28,10 +28,12 @@ from kvist_connector.agent.members import Members
 from kvist_connector.agent.memory import MemoryTier
 from kvist_connector.agent.own import OwnTier
 from kvist_connector.agent.parting import Parting
+from kvist_connector.agent.peer_stores import Peers
 from kvist_connector.agent.peers import PeerTier
 from kvist_connector.agent.pins import Pins
 from kvist_connector.agent.retire import Retire
 from kvist_connector.agent.retired_file import RetiredFile
+from kvist_connector.agent.roster import Roster
 from kvist_connector.agent.session import Session
 from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.agent.shared import SharedTier
@@ -45,7 +47,6 @@ from kvist_connector.protocol.retired import Retired
 from kvist_connector.protocol.tiers import Tier, preferred
 from kvist_connector.tiers.anyone import AnyoneStore
 from kvist_connector.tiers.envelope import EnvelopeStore
-from kvist_connector.tiers.peer import Transfer
 from kvist_connector.tiers.wrapper import innermost
 
 # Before an engine has measured its prefill only the ratio between positions matters.
@@ -88,7 +89,7 @@ class Opened:
     stores: Mapping[Tier, EnvelopeStore]  # of the lower tiers, preferred first
     retired: Retired = field(default_factory=Retired)
     retired_file: RetiredFile | None = None
-    givers: Mapping[str, Transfer] = field(default_factory=dict)  # peers, for what a drain leaves them
+    peers: Peers | None = None
 
 
 def build(
@@ -123,7 +124,8 @@ def build(
     gpu, feed = _index_and_feed(settings, core, lower)
     events = GpuEvents(settings.kv_events, settings.kv_events_replay, gpu) if settings.kv_events else None
     totals = Totals()
-    parting = Parting(core, opened.givers, settings.peer.address)
+    peers = opened.peers or Peers(settings.peer, Roster(settings.peer), None)
+    parting = Parting(core, lambda: peers.roster.addresses, peers.connect, settings.peer.address)
     drain = Drain(core, feed, writebehind, parting, lambda: gpu.known)
     feed.on_reader = drain.reader_changed
     core.hooks = _hooks(core, lower, writebehind, gpu, events, feed, totals, drain, connections_changed)
@@ -131,7 +133,7 @@ def build(
     members.on_free = core.room_changed
     pins = Pins(catalog, clock, lambda: memory.slots.size if memory.slots is not None else 0)
     retire = Retire(core, lower, pins, opened.retired_file)
-    handover = Handover(core, lower, Edits(core, lower, pins), settings.peer.urls)
+    handover = Handover(core, lower, Edits(core, lower, pins), lambda: peers.roster.addresses)
     controls = Controls(core, lower, writebehind, gpu, totals, drain, pins, retire, handover)
     return Parts(
         core,
@@ -174,6 +176,7 @@ def _lower(
                 time.monotonic,
                 lambda: memory.chunk_bytes,
                 settings.peer.lookup_deadline,
+                bool(settings.peer.urls),
             )
         elif tier in lookup:
             found[tier] = SharedTier(

@@ -45,11 +45,12 @@ class PeerSettings(Settings):
     urls: PeerUrls = Field(
         (),
         max_length=64,
-        description="peer ports of other agents, with commas between: http://host:port; default none",
+        description="peer ports of other agents, with commas between: http://host:port; a name may stand for "
+        "many and is looked up again; default none",
     )
     address: Annotated[str, AfterValidator(peer_url)] | None = Field(
         None,
-        description="own peer port as it stands in the others' peer.urls, left out of the own ones; "
+        description="own peer port as the others' peer.urls have it, or what their names stand for; "
         "default none: nothing is left to peers in a drain",
     )
     lookup_deadline: float = Field(
@@ -63,11 +64,6 @@ class PeerSettings(Settings):
     )
     concurrency: int = Field(4, ge=1, le=256, description="chunks read at a time, each peer; default 4")
     reads: int = Field(16, ge=1, le=1024, description="chunks sent to others at a time; default 16")
-
-    @property
-    def others(self) -> list[str]:
-        """`urls` without ourselves."""
-        return [url for url in self.urls if url != self.address]
 
     @property
     def used(self) -> bool:

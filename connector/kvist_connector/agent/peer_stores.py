@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from kvist_connector.agent.peer_settings import PeerSettings
+from kvist_connector.agent.roster import Roster
 from kvist_connector.tiers.anyone import AnyoneStore
 from kvist_connector.tiers.base import ChunkStore
 from kvist_connector.tiers.deadline import DeadlineStore
@@ -15,24 +17,33 @@ from kvist_connector.tiers.peer_http import HttpTransfer
 _FAILURES: Final = 3
 
 
-def open_peers(settings: PeerSettings, token: Callable[[], str] | None) -> AnyoneStore:
-    """Nothing is connected yet. `token`: the cluster's, of this moment."""
+@dataclass(frozen=True)
+class Peers:
+    """Who they are, and how each is reached. `token`: the cluster's, of this moment."""
 
-    def connect(url: str) -> ChunkStore:
-        connections = settings.concurrency + 1  # one for questions
+    settings: PeerSettings
+    roster: Roster
+    token: Callable[[], str] | None
+
+    def connect(self, url: str) -> Transfer:
+        """For one errand; to be closed."""
+        return HttpTransfer(url, self.token, 1, self.settings.deadline)
+
+    def store(self) -> AnyoneStore:
+        """Over all of them; it follows the roster. Nothing is connected yet."""
+        peers = AnyoneStore(self._open, self.settings.pause)
+        peers.become(self.roster.addresses)
+        self.roster.changed = peers.change
+        return peers
+
+    def _open(self, url: str) -> ChunkStore:
+        connections = self.settings.concurrency + 1  # one for questions
         return DeadlineStore(
-            PeerStore(HttpTransfer(url, token, connections, settings.deadline)),
-            settings.deadline,
+            PeerStore(HttpTransfer(url, self.token, connections, self.settings.deadline)),
+            self.settings.deadline,
             failures=_FAILURES,
-            pause=settings.pause,
+            pause=self.settings.pause,
             # The rest of a lookup's time is for a second question.
-            ask=settings.lookup_deadline / 2,
-            most=settings.concurrency,
+            ask=self.settings.lookup_deadline / 2,
+            most=self.settings.concurrency,
         )
-
-    return AnyoneStore({url: connect(url) for url in settings.others}, connect, settings.pause)
-
-
-def open_givers(settings: PeerSettings, token: Callable[[], str] | None) -> dict[str, Transfer]:
-    """Connections to all peers for what a drain leaves them; nothing is connected yet."""
-    return {url: HttpTransfer(url, token, 1, settings.deadline) for url in settings.others}

@@ -23,7 +23,7 @@ _MOST_LOGGED = 64
 
 
 class PeerTier(SharedTier):
-    """`peers` is the store inside `store`."""
+    """`peers` is the store inside `store`; `searched`: by lookups. Who only serves waits for nobody."""
 
     def __init__(
         self,
@@ -34,11 +34,11 @@ class PeerTier(SharedTier):
         clock: Callable[[], float],
         chunk_bytes: Callable[[], int],
         lookup_deadline: float,
+        searched: bool,
     ) -> None:
         super().__init__(Tier.PEER, store, catalog, busy, clock, chunk_bytes, lookup_deadline)
         self._peers = peers
-        # Who only serves waits for nobody.
-        self.searched = peers.asked
+        self.searched = searched
         self._failing: dict[str, str] = {}  # peers whose failure was logged
         peers.on_failure = self._peer_failed
 

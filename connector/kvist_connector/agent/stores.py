@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvist_connector.agent.peer_stores import open_peers
+from kvist_connector.agent.peer_stores import Peers
 from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.agent.shared_stores import open_object_store, open_redis
 from kvist_connector.protocol.tiers import Tier, preferred
@@ -29,9 +29,9 @@ async def open_stores(
     settings: AgentSettings,
     threads: Executor,
     meter: Callable[[Tier], Meter],
-    token: Callable[[], str] | None = None,
+    peers: Peers | None = None,
 ) -> dict[Tier, EnvelopeStore]:
-    """Every configured tier below memory; raises ConfigError. `token`: of the cluster, for peers."""
+    """Every configured tier below memory; raises ConfigError."""
     found: dict[Tier, ChunkStore] = {}
     keys = _keys(settings.encryption.keys_file)
     # Without I/O first: a mistake in them leaves no folder locked.
@@ -39,8 +39,8 @@ async def open_stores(
         found[Tier.REDIS] = open_redis(settings.redis)
     if settings.object_store.url is not None:
         found[Tier.OBJECT] = open_object_store(settings.object_store, settings.object_store.url, threads)
-    if settings.peer.used:
-        found[Tier.PEER] = open_peers(settings.peer, token)
+    if settings.peer.used and peers is not None:
+        found[Tier.PEER] = peers.store()
     disk = settings.disk
     if disk.path is not None:
         found[Tier.DISK] = await DiskStore.open(disk.path, disk.size, disk.fsync, threads)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from kvist_connector.errors import TierError
@@ -22,16 +22,15 @@ _MOST_GUESTS: Final = 8
 
 
 class AnyoneStore(ChunkStore):
-    """`peers` by address; `connect` opens one more. Seconds throughout."""
+    """`connect` opens the store of an address. Seconds throughout."""
 
     def __init__(
         self,
-        peers: Mapping[str, ChunkStore],
         connect: Callable[[str], ChunkStore],
         pause: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._peers = dict(peers)
+        self._peers: dict[str, ChunkStore] = {}
         self._connect = connect
         self._pause = pause
         self._clock = clock
@@ -46,11 +45,6 @@ class AnyoneStore(ChunkStore):
     def capabilities(self) -> Capabilities:
         """Of every peer."""
         return Capabilities(persistent=False, shared=True, listable=False, writable=False)
-
-    @property
-    def asked(self) -> bool:
-        """Whether there is anybody to ask, guests not counted."""
-        return bool(self._peers)
 
     @property
     def problem(self) -> str:
@@ -111,6 +105,21 @@ class AnyoneStore(ChunkStore):
         if failures and len(failures) == len(self._peers):
             return [failures[0]] * len(keys)
         return found
+
+    def become(self, peers: Iterable[str]) -> list[ChunkStore]:
+        """These are the peers from now on; the stores of those that are none any more, to be closed."""
+        wanted = list(peers)
+        gone = [self._peers.pop(peer) for peer in list(self._peers) if peer not in wanted]
+        for peer in wanted:
+            if peer not in self._peers:
+                known = peer in self._guests
+                self._peers[peer] = self._guests.pop(peer) if known else self._connect(peer)
+        return gone
+
+    async def change(self, peers: Iterable[str]) -> None:
+        """`become`, and close what is not needed any more."""
+        for store in self.become(peers):
+            await store.close()
 
     async def visit(self, peer: str, keys: Sequence[bytes]) -> None:
         """These are to be read from this peer, whether it is one of ours or not."""

@@ -120,15 +120,21 @@ async def test_a_drain_that_is_taken_back_stops_giving(pool):
     await other.engine()
     await gone.computed(keys(3))
     parting, asked, go_on = gone.parts.controls._drain.parting, asyncio.Event(), asyncio.Event()
-    (transfer,) = parting.peers.values()
-    give = transfer.give
+    connect = parting.connect
 
-    async def held(take):
-        asked.set()
-        await go_on.wait()
-        return await give(take)
+    def slow(peer):
+        transfer = connect(peer)
+        give = transfer.give
 
-    transfer.give = held
+        async def held(take):
+            asked.set()
+            await go_on.wait()
+            return await give(take)
+
+        transfer.give = held
+        return transfer
+
+    parting.connect = slow
     draining = asyncio.create_task(drain(gone))
     await asked.wait()
     assert (await gone.parts.controls.drain({"undo": True})).chunks == 3

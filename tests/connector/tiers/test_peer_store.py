@@ -147,7 +147,8 @@ class TestSeveral(ChunkStoreSuite):
         with (tmp_path / "nothing").open("w+b", buffering=0) as file:
             api = PeerApi(FileShelf(file), Access(None), reads=1, deadline=DEADLINE)
             async with listening(api.application()) as empty:
-                peers = AnyoneStore({url: connect(url) for url in (empty, served[1])}, connect, pause=5.0)
+                peers = AnyoneStore(connect, pause=5.0)
+                peers.become([empty, served[1]])
                 yield Stocked(peers, shelf)
                 await peers.close()
 
@@ -298,7 +299,7 @@ def answering(body=b"", status=200, chunked=False, **headers):
         (answering(b"<html>"), "something else than sizes"),
         (answering(msgspec.msgpack.encode(Sizes(sizes=(1, 2)))), "2 sizes for 1 names"),
         (answering(msgspec.msgpack.encode(["Sizes", [-1]])), "something else than sizes"),
-        (answering(b"\0" * 100_000), "at most 65536 are sizes"),
+        (answering(b"\0" * 100_000), "at most 65536 are right"),
         (answering(status=302, Location="http://127.0.0.1:1/"), "answers with 302"),
         (answering(status=500), "answers with 500"),
     ],
@@ -422,7 +423,9 @@ class Several:
         self.a, self.b = FaultyStore(Memory(k1=b"one")), FaultyStore(Memory(k1=b"one", k2=b"two"))
         self.guest = FaultyStore(Memory(k3=b"three"))
         self.failures: list[str] = []
-        self.store = AnyoneStore({"a": self.a, "b": self.b}, lambda url: self.guest, 5.0, lambda: self.now)
+        stores = {"a": self.a, "b": self.b}
+        self.store = AnyoneStore(lambda url: stores.get(url, self.guest), 5.0, lambda: self.now)
+        self.store.become(["a", "b"])
         self.store.on_failure = lambda peer, error: self.failures.append(peer)
 
 
@@ -471,3 +474,14 @@ async def test_a_guest_is_read_from_and_never_asked():
     assert await read_all(peers.store, key(3), 5) == (5, b"three")
     assert await peers.store.sizes([key(3)]) == [None]
     assert not [call for call in peers.guest.calls if call[0] == "ask"]
+
+
+async def test_peers_come_and_go():
+    peers = Several()
+    assert peers.store.become(["b", "http://new:1"]) == [peers.a]
+    assert await peers.store.sizes([key(1), key(3)]) == [3, 5]
+    assert not peers.a.calls
+    assert peers.store.become(["b", "http://new:1"]) == []
+    await peers.store.change([])
+    assert await peers.store.sizes([key(1)]) == [None]
+    await peers.store.probe()
