@@ -79,7 +79,7 @@ def test_size_refuses_what_it_would_compute_wrongly(model, change, words, code):
     [
         (("size", "nowhere/config.json"), "cannot be read"),
         (("size", ".", "--memory", "lots"), "cannot be read"),
-        (("bench", "eviction", "--trace", "none", "--capacity", "1GiB"), "none: No such file"),
+        (("bench", "eviction", "--trace", "none", "--capacity", "1Gi"), "none: No such file"),
         (("bench", "eviction", "--trace", "none", "--capacity", "lots"), "--capacity: 'lots' is not valid"),
         (("bench", "eviction", "--trace", "none", "--capacity", "1Ki"), "holds no block of 23.2 MiB"),
     ],

@@ -22,7 +22,7 @@ from kvist_connector.quantity import format_bytes
 _EXAMPLES: Final = """
 Examples:
 
-  kvist bench eviction --trace conversation_trace.jsonl.gz --capacity 100GiB --capacity 500GiB
+  kvist bench eviction --trace conversation_trace.jsonl.gz --capacity 100Gi --capacity 500Gi
 
   kvist bench eviction --trace trace.jsonl --capacity 64Gi --bytes-per-token 49152 --policy lru --json
 
@@ -63,7 +63,7 @@ def _group() -> None:
 
 def eviction(
     trace: Annotated[Path, typer.Option(help="File of the trace.")],
-    capacity: Annotated[list[str], typer.Option(help="Size of the tier, such as 100GiB; repeatable.")],
+    capacity: Annotated[list[str], typer.Option(help="Size of the tier, such as 100Gi; repeatable.")],
     bytes_per_token: Annotated[
         int, typer.Option(min=1, help="KV bytes per token over all layers and ranks.")
     ] = 47616,
@@ -90,7 +90,7 @@ def eviction(
 
 
 def _capacity(text: str, block: int) -> tuple[int, int]:
-    size = quantity("--capacity", text, text.removesuffix("B") if text[-2:-1].isalpha() else text)
+    size = quantity("--capacity", text)
     if size < block:
         raise ConfigError(f"--capacity: '{text}' holds no block of {format_bytes(block)}: give more")
     return size, size // block

@@ -55,9 +55,9 @@ Agents = Annotated[
 ]
 
 
-def quantity(option: str, given: str, text: str | None = None) -> int:
-    """Bytes of an option, read from `text` where that is not what was given; raises ConfigError naming it."""
+def quantity(option: str, given: str) -> int:
+    """Bytes of an option; raises ConfigError naming it."""
     try:
-        return parse_quantity(given if text is None else text)
+        return parse_quantity(given)
     except ValueError as error:
         raise ConfigError(f"{option}: '{given}' is not valid: {error}") from error
