@@ -102,13 +102,14 @@ class Goal:
 @dataclass(frozen=True)
 class Result:
     """What `run` returns. `headline` is the figure of the last line; `absent` names peers that
-    are not installed, each with how to get it."""
+    are not installed, each with how to get it; `notes` say what the page's reader must know."""
 
     headline: str
     tables: tuple[Table, ...] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)
     goals: tuple[Goal, ...] = ()
     absent: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def main(
@@ -222,6 +223,7 @@ def document(name: str, result: Result, argv: Sequence[str] | None = None) -> di
         "tables": [asdict(table) for table in result.tables],
         "goals": [{**asdict(goal), "met": goal.met, "text": str(goal)} for goal in result.goals],
         "absent": list(result.absent),
+        "notes": list(result.notes),
     }
 
 

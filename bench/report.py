@@ -1,9 +1,11 @@
 """`make bench`: run every bench and write docs/benchmarks.md from their figures.
 
-    python -m bench.report [--check] [--quick] [--only NAME] [--output docs/benchmarks.md]
+    python -m bench.report [--check] [--quick] [--only NAME] [--trace FILE] [--output docs/benchmarks.md]
 
-Each bench runs in a process of its own, one at a time, so that none disturbs another. The page
-is written only when all of them ran; `--check` passes on and makes a missed goal the exit status.
+Each bench runs in a process of its own, one at a time, so that none disturbs another. A bench that ran
+replaces its section of the page, the others' stay; `--check` passes on and makes a missed goal the exit
+status. What is published of routing and eviction is measured on public traces, which are not in this
+repository: without `--trace` these two run on made-up requests, for their goals, and their sections stay.
 """
 
 from __future__ import annotations
@@ -17,8 +19,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-BENCHES = ("ttft", "miss", "router", "idle", "copy", "tiers", "operator")
+BENCHES = ("ttft", "miss", "router", "idle", "copy", "tiers", "operator", "routing", "capacity73", "eviction")
+ON_TRACES = ("routing", "eviction")
 DEADLINE_SECONDS = 3600
+HEAD = (
+    "# Benchmarks",
+    "",
+    "Written by `make bench`. Every ratio compares two things measured in the same run on one machine;",
+    "`python -m bench.NAME --check` says whether the goals hold where you run it.",
+)
 
 
 def run_bench(name: str, folder: Path, flags: Sequence[str]) -> tuple[int, dict[str, Any] | None]:
@@ -30,15 +39,14 @@ def run_bench(name: str, folder: Path, flags: Sequence[str]) -> tuple[int, dict[
     return status, json.loads(target.read_text()) if target.exists() else None
 
 
-def page(documents: Sequence[dict[str, Any]]) -> str:
-    """docs/benchmarks.md: how each table was made stands beside it."""
-    head = [
-        "# Benchmarks",
-        "",
-        "Written by `make bench`. Every ratio compares two things measured in the same run on one machine;",
-        "`python -m bench.NAME --check` says whether the goals hold where you run it.",
-    ]
-    return "\n".join([*head, *(line for document in documents for line in section(document))]) + "\n"
+def page(documents: Sequence[dict[str, Any]], old: str = "") -> str:
+    """docs/benchmarks.md: how each table was made stands beside it. Other sections of `old` stay."""
+    kept = {name: text for name, _, text in (part.partition("\n") for part in old.split("\n## ")[1:])}
+    sections = {name: ["", f"## {name}", *text.rstrip("\n").split("\n")] for name, text in kept.items()}
+    sections |= {document["bench"]: section(document) for document in documents}
+    order = [name for name in BENCHES if name in sections]
+    order += [name for name in sections if name not in BENCHES]
+    return "\n".join([*HEAD, *(line for name in order for line in sections[name])]) + "\n"
 
 
 def section(document: dict[str, Any]) -> list[str]:
@@ -46,6 +54,8 @@ def section(document: dict[str, Any]) -> list[str]:
     machine = ", ".join(f"{key} {value}" for key, value in document["machine"].items())
     lines = ["", f"## {document['bench']}", "", f"`{document['command']}`", "", f"Machine: {machine}.", ""]
     lines += [f"Result: {document['headline']}"]
+    for note in document["notes"]:
+        lines += ["", note]
     for table in document["tables"]:
         lines += ["", *markdown_table(table)]
     lines += ["", *(f"- {goal['text']}" for goal in document["goals"])] if document["goals"] else []
@@ -69,14 +79,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="exit 1 when a goal is missed")
     parser.add_argument("--quick", action="store_true", help="few rounds: the page is not written")
     parser.add_argument("--only", action="append", choices=BENCHES, help="run this bench alone; repeatable")
+    parser.add_argument("--trace", type=Path, action="append", default=[], metavar="FILE",
+                        help=f"public trace for {' and '.join(ON_TRACES)}; may be given again")  # fmt: skip
+    parser.add_argument("--dynamo", type=Path, metavar="PYTHON", help="Python with ai-dynamo, for routing")
     parser.add_argument("--output", type=Path, default=Path("docs/benchmarks.md"), help="page to write")
     given = parser.parse_args(argv)
     flags = [f"--{name}" for name in ("check", "quick") if getattr(given, name)]
+    traces = [word for path in given.trace for word in ("--trace", str(path))]
+    more = dict.fromkeys(ON_TRACES, traces)
+    if given.dynamo is not None:
+        more["routing"] = [*traces, "--dynamo", str(given.dynamo)]
     with tempfile.TemporaryDirectory(prefix="kvist-bench-") as folder:
-        outcomes = {name: run_bench(name, Path(folder), flags) for name in given.only or BENCHES}
-    documents = [document for _, document in outcomes.values() if document is not None]
-    if len(documents) == len(BENCHES) and not given.quick:
-        given.output.write_text(page(documents))
+        outcomes = {
+            name: run_bench(name, Path(folder), [*flags, *more.get(name, ())])
+            for name in given.only or BENCHES
+        }
+    documents = [
+        document
+        for name, (_, document) in outcomes.items()
+        if document is not None and (given.trace or name not in ON_TRACES)
+    ]
+    if documents and not given.quick:
+        old = given.output.read_text() if given.output.exists() else ""
+        given.output.write_text(page(documents, old))
         print(f"wrote {given.output}")
     failed = [name for name, (status, document) in outcomes.items() if status or document is None]
     print(f"failed: {', '.join(failed)}" if failed else f"{len(outcomes)} benches ran")

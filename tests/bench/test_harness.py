@@ -105,6 +105,15 @@ def test_the_page_shows_how_each_table_was_made() -> None:
     assert "not measured, since it is not here" in page
 
 
+def test_a_bench_replaces_its_own_section_and_leaves_the_others() -> None:
+    old = report.page([harness.document(name, bench(Goal("limit", 1, 2))) for name in ("copy", "ttft")])
+    assert report.page([], old) == old
+    new = report.page([harness.document("ttft", bench(Goal("limit", 3, 2)))], old)
+    assert new.index("## ttft") < new.index("## copy")
+    assert (new.count("limit: 1"), new.count("limit: 3")) == (1, 1)
+    assert new.index("limit: 3") < new.index("## copy")
+
+
 def test_every_published_bench_exists() -> None:
     root = Path(report.__file__).parent
     assert [name for name in report.BENCHES if not (root / f"{name}.py").is_file()] == []
