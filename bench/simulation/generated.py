@@ -32,6 +32,39 @@ def conversations(seed: int, rate: float, seconds: float) -> list[Request]:
     return [Request(number, *row) for number, row in enumerate(sorted(rows))]
 
 
+def agents(seed: int, rate: float, seconds: float) -> list[Request]:
+    """Sessions of 5 to 40 steps, a few seconds apart, each with all before it; short answers."""
+    rng, ids = random.Random(seed), itertools.count()
+    systems = [[next(ids) for _ in range(rng.choice((4, 8, 12)))] for _ in range(6)]
+    rows: list[tuple[float, int, int, tuple[int, ...]]] = []
+    start = 0.0
+    while (start := start + rng.expovariate(rate)) < seconds:
+        now, text = start, [*systems[min(5, int(rng.expovariate(0.8)))]]
+        for _ in range(rng.randint(5, 40)):
+            text = [*text, *itertools.islice(ids, max(1, min(20, round(rng.lognormvariate(0.5, 0.8)))))]
+            output = 1 + int(rng.expovariate(1 / 150))
+            if now < seconds and len(text) < 220:
+                tail = rng.randint(1, BLOCK_TOKENS - 1)
+                rows.append((now, len(text) * BLOCK_TOKENS + tail, output, tuple(text)))
+            now += output * 0.02 + 2 * rng.lognormvariate(0, 1)
+    return [Request(number, *row) for number, row in enumerate(sorted(rows))]
+
+
+def prompts(seed: int, rate: float, seconds: float, groups: int = 120, output: int = 600) -> list[Request]:
+    """Questions of several lengths under long prompts that are about equally popular."""
+    rng, now, fresh = random.Random(seed), 0.0, 10**9
+    found: list[Request] = []
+    shared = 8
+    while (now := now + rng.expovariate(rate)) < seconds:
+        first = rng.randrange(groups) * shared
+        own = max(1, round(2 * rng.lognormvariate(0, 0.5)))
+        blocks = (*range(first, first + shared), *range(fresh, fresh + own))
+        fresh += own
+        tokens = len(blocks) * BLOCK_TOKENS + rng.randint(1, BLOCK_TOKENS - 1)
+        found.append(Request(len(found), now, tokens, 1 + int(rng.expovariate(1 / output)), blocks))
+    return found
+
+
 def shared_prompts(seed: int, rate: float, seconds: float) -> list[Request]:
     """Poisson arrivals of questions under one of 150 long prompts, each shared by 5 users."""
     rng, now, fresh = random.Random(seed), 0.0, 10**9

@@ -6,32 +6,34 @@ what is asked of a replica for each decision, and what its reports change.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from random import Random
 
-from bench.simulation.engine import Engine
+from bench.simulation.engine import Engine, EngineSpec
+from bench.simulation.feeds import Feeds, Reader, Told
 from bench.simulation.trace import BLOCK_TOKENS, Request
 from kvist_connector.protocol import feed
-from kvist_connector.protocol.engine import EngineLoad
 from kvist_connector.protocol.tiers import Tier
 from kvist_router.mind.choice import Candidate, Policy
-from kvist_router.mind.cost import prompt_cost
 from kvist_router.mind.inflight import InFlight, InFlightMap
 from kvist_router.mind.mind import PENDING_GRACE_SECONDS
+from kvist_router.mind.pricing import candidate
 from kvist_router.mind.replica import Chain, Replica
 from kvist_router.settings import IndexSettings, ReplicaSettings
 from kvist_router.tokens.keys import KeyMemo
 
 CHUNK_BYTES = 64 * 2**20
-FULL_PASS = 8192
-PREFILL_SECONDS = (4.209989e-7 * FULL_PASS**2 + 1.518344e-2 * FULL_PASS + 16.50142) / 1000 / FULL_PASS
 
 
 class Kvist:
-    """Feeds of the engines' pools and loads are read just before each decision."""
+    """One router. Feeds are read just before each decision."""
 
-    def __init__(self, engines: Many[Engine], seed: int, policy: Policy) -> None:
-        self._engines, self._random, self._policy = engines, Random(seed), policy
+    def __init__(
+        self, engines: Many[Engine], seed: int, policy: Policy, reader: Reader | None = None
+    ) -> None:
+        self._spec, self._random, self._policy = engines[0].spec, Random(seed), policy
+        self._reader = reader or Feeds(engines).reader()
         self._replicas = [_replica(f"engine-{number:02}") for number in range(len(engines))]
         self._numbers = {replica.name: number for number, replica in enumerate(self._replicas)}
         self._memo = KeyMemo(1024)
@@ -45,22 +47,18 @@ class Kvist:
             self._ticked = now
             for replica in self._replicas:
                 replica.pending.expire(now)
+        for number, told in enumerate(self._reader.read(now)):
+            self._take(number, told)
         keys = [block.to_bytes(16) for block in request.blocks]
-        candidates = []
-        for number, replica in enumerate(self._replicas):
-            self._read_feed(number, now)
-            candidates.append(self._candidate(replica, request, Chain(b"", keys, b""), now))
-        choice = self._policy.choose(candidates, self._random)
+        chains = [Chain(b"", keys, b"", request.tokens)]
+        candidates = [
+            candidate(replica, chains, request.tokens, self._memo, now, self._policy.feeds)
+            for replica in self._replicas
+        ]
+        choice = self._policy.choose(candidates, self._random, keys[0] if keys else b"")
         number = self._numbers[choice.name]
         self._dispatch(request, self._replicas[number], candidates[number], keys, now)
         return number
-
-    def _candidate(self, replica: Replica, request: Request, chain: Chain, now: float) -> Candidate:
-        queue = replica.queue_seconds(now)
-        space = max(0.0, replica.space_seconds(now, request.tokens) - queue)
-        match = replica.match(chain, self._memo, now)
-        cost = prompt_cost(match, request.tokens, BLOCK_TOKENS, BLOCK_TOKENS, replica.speeds, queue, space)
-        return Candidate(replica.name, cost, replica.outstanding_tokens, replica.outstanding_requests)
 
     def _dispatch(
         self, request: Request, replica: Replica, chosen: Candidate, keys: list[bytes], now: float
@@ -69,14 +67,16 @@ class Kvist:
         computes = replica.computes(keys, now)
         replica.pending.add(computes, now + total, now + 2 * total + PENDING_GRACE_SECONDS, name)
         uncached = max(0, request.tokens - chosen.cost.reused)
-        self._in_flight.begin(InFlight(name, replica, keys, computes, uncached, total, now))
+        entry = InFlight(name, replica, keys, computes, uncached, total, now, chosen.cost.space > 0)
+        self._in_flight.begin(entry)
 
     def first_token(self, request: Request, engine: int, now: float) -> None:
         """As the relay's `first_byte`."""
         entry = self._in_flight.get(str(request.number))
         assert entry is not None
         self._in_flight.first_byte(entry)
-        if entry.uncached_tokens >= BLOCK_TOKENS:
+        entry.replica.approximate.add(entry.keys)
+        if entry.uncached_tokens >= BLOCK_TOKENS and not entry.waits_for_space:
             entry.replica.observed(entry.predicted_ttft, now - entry.decided)
 
     def ended(self, request: Request, engine: int, now: float) -> None:
@@ -90,25 +90,47 @@ class Kvist:
         entry = self._in_flight.get(str(request.number))
         return 0 if entry is None else request.tokens - entry.uncached_tokens
 
-    def _read_feed(self, number: int, now: float) -> None:
-        engine, replica = self._engines[number], self._replicas[number]
-        for on_host, added, block in engine.pool.changes:
+    def _take(self, number: int, told: Many[Told]) -> None:
+        replica = self._replicas[number]
+        for on_host, added, block in (change for one in told for change in one.changes):
             key, tier = block.to_bytes(16), Tier.MEMORY if on_host else Tier.GPU
             gone = b"" if added else key
             replica.pending.committed(replica.mirror.delta(feed.Delta(0, tier, key if added else b"", gone)))
-        engine.pool.changes.clear()
-        waiting, running = engine.prefill_tokens
-        spec, used = engine.spec, engine.pool.active * BLOCK_TOKENS
-        load = EngineLoad(
-            waiting_prefill_tokens=waiting, running_prefill_tokens=running,
-            kv_tokens_total=spec.blocks * BLOCK_TOKENS, kv_tokens_used=used,
-            prefill_seconds_per_token=PREFILL_SECONDS,
-        )  # fmt: skip
-        speeds: tuple[feed.TierSpeed, ...] = ()
-        if spec.host_blocks:
-            speeds = (feed.TierSpeed(Tier.MEMORY, 0.0, CHUNK_BYTES / spec.host_seconds),)
-        self._told[number] += 1
-        replica.apply(feed.Load(self._told[number], load, speeds, CHUNK_BYTES, True), now)
+        if told:
+            self._told[number] += 1
+            speeds = _speeds(self._spec)
+            message = feed.Load(self._told[number], told[-1].load, speeds, CHUNK_BYTES, True)
+            replica.apply(message, told[-1].at)
+
+
+class Routers:
+    """Several behind a balancer: each reads all feeds, `lag` seconds late, and knows its own requests."""
+
+    def __init__(
+        self, engines: Many[Engine], seed: int, policy: Callable[[], Policy], count: int, lag: float = 0.0
+    ) -> None:
+        self._random, feeds = Random(seed), Feeds(engines)
+        self._all = [Kvist(engines, seed + 1 + n, policy(), feeds.reader(lag)) for n in range(count)]
+        self._of: dict[int, Kvist] = {}
+
+    def choose(self, request: Request, now: float) -> int:
+        """By whichever router the balancer takes."""
+        router = self._of[request.number] = self._random.choice(self._all)
+        return router.choose(request, now)
+
+    def first_token(self, request: Request, engine: int, now: float) -> None:
+        """Told to the router that chose."""
+        self._of[request.number].first_token(request, engine, now)
+
+    def ended(self, request: Request, engine: int, now: float) -> None:
+        """Told to the router that chose."""
+        self._of.pop(request.number).ended(request, engine, now)
+
+
+def _speeds(spec: EngineSpec) -> tuple[feed.TierSpeed, ...]:
+    if not spec.host_blocks:
+        return ()
+    return (feed.TierSpeed(Tier.MEMORY, 0.0, CHUNK_BYTES / spec.host_seconds),)
 
 
 def _replica(name: str) -> Replica:

@@ -1,7 +1,8 @@
-"""Published routing formulas, each with its source and default parameters.
+"""Published routing formulas, each with its source at a commit and its default parameters.
 
 Called by bench/routing.py and bench/capacity73.py. Every one sees what its original sees: exact caches where
-it reads KV events, its own dispatches where it does not.
+it reads KV events, its own dispatches where it does not. Where an original polls metrics, here it sees them
+without delay.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from random import Random
 from typing import Final
 
 from bench.simulation.engine import Engine
+from bench.simulation.pool import BlockPool
 from bench.simulation.trace import BLOCK_TOKENS, Request
 
 
@@ -59,13 +61,17 @@ class Uniform(_Counting):
 
 
 class DynamoKv(_Counting):
-    """NVIDIA Dynamo, lib/kv-router/src/scheduling/selector.rs, KvRouterConfig's defaults.
+    """NVIDIA Dynamo 07a6c9c, lib/kv-router/src/scheduling/selector/default.rs, defaults of ai-dynamo 1.6.1.
 
-    cost = scale * max(0, prefill tokens / block - credit * overlap) + decode blocks
+    cost = scale * max(0, prefill tokens / block - credit * overlap - host weight * host overlap)
+           + decode blocks
 
     prefill tokens: those on their way there, and all of this prompt's; decode blocks: distinct blocks of
-    requests in flight there, this one added. prefill_load_scale and overlap_score_credit 1, temperature 0.
+    requests in flight there, this one added. prefill_load_scale and overlap_score_credit 1, temperature 0,
+    host_cache_hit_weight 0.75; decay and decode_active_request_weight 0.
     """
+
+    HOST: Final = 0.75
 
     def __init__(self, engines: Many[Engine], seed: int) -> None:
         super().__init__(engines, seed)
@@ -79,7 +85,8 @@ class DynamoKv(_Counting):
             more = sum(block not in blocks for block in request.blocks) + 1
             cached = hit * BLOCK_TOKENS
             raw = (self.prefill[number] + max(0, request.tokens - cached) + cached) / BLOCK_TOKENS
-            costs.append(max(0.0, raw - hit) + len(blocks) + self._partial[number] + more)
+            credit = hit + self.HOST * engine.pool.host_hit(request.blocks, hit)
+            costs.append(max(0.0, raw - credit) + len(blocks) + self._partial[number] + more)
             hits.append(cached)
         chosen = self.least(costs)
         for block in request.blocks:
@@ -98,15 +105,15 @@ class DynamoKv(_Counting):
 
 
 class _LlmD(_Counting):
-    """llm-d's scheduler: weighted sum of scores in 0..1, the greatest wins, ties at random.
+    """llm-d-router ebab687: weighted sum of scores in 0..1, max-score-picker, ties at random.
 
-    Weights 3 prefix, 2 queue, 2 KV utilisation: the sample configuration of llm-d-inference-scheduler
-    (deploy/config). queue = (most - waiting) / (most - least); utilisation = 1 - share of KV blocks in use.
+    queue-scorer: (most - waiting) / (most - least), 1 when equal; kv-cache-utilization-scorer: 1 - share of
+    KV blocks in use; prefix-cache-scorer: matched / all blocks (pkg/epp/framework/plugins/scheduling/scorer).
     """
 
-    PREFIX: Final = 3.0
-    QUEUE: Final = 2.0
-    SPACE: Final = 2.0
+    PREFIX: float
+    QUEUE: float
+    SPACE: float
 
     def prefix(self, request: Request) -> list[float]:
         raise NotImplementedError
@@ -123,26 +130,33 @@ class _LlmD(_Counting):
 
 
 class LlmdPrecise(_LlmD):
-    """precise-prefix-cache-scorer: leading blocks by KV events, scaled between the least and the most.
+    """deploy/config/epp-precise-prefix-cache-config.yaml: leading blocks by KV events, weights 2, 1, 1.
 
-    Endpoints without any block have no score, which counts as 0 and is not the least.
+    A block in host memory counts 0.8 (llm-d-kv-cache, DefaultKVCacheBackendConfig). No speculative entries:
+    that is the default.
     """
 
+    PREFIX, QUEUE, SPACE, HOST = 2.0, 1.0, 1.0, 0.8
+
     def prefix(self, request: Request) -> list[float]:
-        hits = [engine.pool.hit(request.blocks) for engine in self.engines]
-        least, most = min((hit for hit in hits if hit), default=0), max(hits)
-        if least == most:
-            return [float(hit > 0) for hit in hits]
-        return [max(0.0, (hit - least) / (most - least)) for hit in hits]
+        return [
+            self._matched(engine.pool, request.blocks) / max(1, len(request.blocks))
+            for engine in self.engines
+        ]
+
+    def _matched(self, pool: BlockPool, blocks: Many[int]) -> float:
+        hit = pool.hit(blocks)
+        return hit + self.HOST * pool.host_hit(blocks, hit)
 
 
 class LlmdApproximate(_LlmD):
-    """prefix-cache-scorer: share of the prompt's blocks in an LRU of own dispatches.
+    """config/charts/routerlib's default: leading blocks in an LRU of own dispatches, weights 3, 2, 2.
 
-    Its default capacity is 31,250 blocks of 64 characters for a server.
+    approx-prefix-cache-producer with autoTune: the LRU has as many blocks as the engine. The prompts here are
+    below its limit of 131,072 tokens.
     """
 
-    CAPACITY: Final = 31_250 * 16 // BLOCK_TOKENS  # 64 characters are about 16 tokens
+    PREFIX, QUEUE, SPACE = 3.0, 2.0, 2.0
 
     def __init__(self, engines: Many[Engine], seed: int) -> None:
         super().__init__(engines, seed)
@@ -152,16 +166,17 @@ class LlmdApproximate(_LlmD):
         return [leading(request.blocks, sent) / max(1, len(request.blocks)) for sent in self._sent]
 
     def sent(self, request: Request, engine: int, tokens: int) -> int:
-        remember(self._sent[engine], request.blocks, self.CAPACITY)
+        remember(self._sent[engine], request.blocks, self.engines[engine].pool.total)
         return super().sent(request, engine, tokens)
 
 
 class VllmCacheAware(_Counting):
-    """vllm-router `cache_aware`: a tree of own dispatches, unless requests are out of balance.
+    """vllm-router 0.1.17 `cache_aware`: a tree of own dispatches, unless requests are out of balance.
 
     Out of balance: most - least > 64 requests and most > 1.5 * least: then the least loaded. Else the worker
-    with the longest match if that is over 0.3 of the prompt, else the one with the smallest tree.
-    Parameters: defaults of vllm-router 0.1.17 (router_args.py).
+    with the longest match if that is over 0.3 of the prompt, else the one with the smallest tree
+    (src/policies/cache_aware.rs at 16917f4; defaults of router_args.py: cache_threshold,
+    balance_abs_threshold, balance_rel_threshold, max_tree_size).
     """
 
     THRESHOLD: Final = 0.3
@@ -187,9 +202,10 @@ class VllmCacheAware(_Counting):
 
 
 class ProductionStack(_Counting):
-    """vLLM production-stack `prefixaware`: longest match in a trie of own dispatches, equals at random.
+    """vLLM production-stack a6c01db `prefixaware`: longest match in a trie of own dispatches.
 
-    The trie is never pruned and load is not looked at (src/vllm_router/routers/routing_logic.py).
+    Equals at random. The trie is never pruned and load is not looked at (PrefixAwareRouter in
+    src/vllm_router/routers/routing_logic.py; prefix_min_match_length 0).
     """
 
     def __init__(self, engines: Many[Engine], seed: int) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from kvist_cli import demo
 from kvist_cli.boundary import KvistGroup
-from kvist_cli.commands import bench, cache, controls, down, model, router, size, status, up
+from kvist_cli.commands import bench, cache, controls, down, explain, model, router, size, status, up
 from kvist_cli.demo import register as register_demo
 from kvist_cli.output import print_version
 
@@ -39,6 +39,7 @@ down.register(app)
 status.register(app)
 router.register(app)
 cache.register(app)
+explain.register(app)
 controls.register(app)
 model.register(app)
 size.register(app)

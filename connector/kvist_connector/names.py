@@ -56,6 +56,7 @@ PATH_PEER_TAKE: Final = "/v1/kvist/peer/take"
 # HTTP paths of the router's admin port.
 PATH_DECISIONS: Final = "/v1/kvist/decisions"
 PATH_REPLICAS: Final = "/v1/kvist/replicas"
+PATH_EXPLAIN: Final = "/v1/kvist/explain"
 
 # HTTP paths every program has.
 PATH_HEALTHZ: Final = "/healthz"

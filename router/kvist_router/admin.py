@@ -12,6 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from kvist_connector import names
 from kvist_router.controls.routes import CONTROLS, ClusterControls, Guard, add_controls
+from kvist_router.explain import add_explain
 from kvist_router.http_errors import one_error_form, refused
 from kvist_router.mind.interface import Refusal
 from kvist_router.mind.mind import LocalMind
@@ -23,10 +24,16 @@ MAX_DECISIONS = 1000
 def admin_app(
     mind: LocalMind, registry: CollectorRegistry, controls: ClusterControls, guard: Guard
 ) -> FastAPI:
-    """`GET /v1/kvist/decisions[/{id}]`, `/v1/kvist/replicas`, `/metrics`, `/healthz`, and the controls."""
+    """`GET /v1/kvist/decisions[/{id}]`, `/v1/kvist/replicas`, `/metrics`, `/healthz`, controls, explain."""
     app = FastAPI(title="kvist router admin", docs_url=None, redoc_url=None, openapi_url=None)
-    one_error_form(app, ", ".join((names.PATH_DECISIONS, names.PATH_REPLICAS, names.PATH_METRICS, *CONTROLS)))
+    one_error_form(
+        app,
+        ", ".join(
+            (names.PATH_DECISIONS, names.PATH_EXPLAIN, names.PATH_REPLICAS, names.PATH_METRICS, *CONTROLS)
+        ),
+    )
     add_controls(app, controls, guard)
+    add_explain(app, mind, guard)
 
     @app.get(names.PATH_DECISIONS)
     async def decisions(limit: int = Query(default=100, ge=1, le=MAX_DECISIONS)) -> Response:

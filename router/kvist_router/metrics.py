@@ -142,6 +142,20 @@ class MindMetrics:
             registry=registry,
         )
 
+        self._shadow_choices = Counter(
+            "kvist_router_shadow_choices_total",
+            "Choices of shadow policies: the same replica as was taken, or another.",
+            ["policy", "choice"],
+            registry=registry,
+        )
+        self._shadow_seconds = Counter(
+            "kvist_router_shadow_ttft_seconds_total",
+            "TTFT of streamed requests that a shadow policy would have sent elsewhere: actual, as predicted, "
+            "and as predicted elsewhere.",
+            ["policy", "of"],
+            registry=registry,
+        )
+
         # Finding a labelled series costs more than counting in it; bounded by the replicas there are.
         self._sent: dict[str, Counter] = {}
 
@@ -151,6 +165,15 @@ class MindMetrics:
         if series is None:
             series = self._sent[replica] = self.decisions.labels(replica)
         series.inc()
+
+    def shadow_choice(self, policy: str, same: bool) -> None:
+        """Count what a shadow policy said."""
+        self._shadow_choices.labels(policy, "same" if same else "other").inc()
+
+    def shadow_seconds(self, policy: str, actual: float, predicted: float, elsewhere: float) -> None:
+        """Count a request that a shadow policy would have sent elsewhere."""
+        for of, seconds in (("actual", actual), ("predicted", predicted), ("elsewhere", elsewhere)):
+            self._shadow_seconds.labels(policy, of).inc(seconds)
 
     def remote_tokenize(self, reason: str) -> None:
         """Count a fallback; `reason` is from the closed list of NotExact."""

@@ -60,6 +60,9 @@ class ReplicaSettings(Settings):
         return self.name or self.url.split("://", 1)[1].replace("/", "-").replace(":", "-")
 
 
+PolicyName = Literal["kvist", "approximate", "least-load", "prefix-affinity", "round-robin"]
+
+
 class AgentSettings(Settings):
     """How agents are asked."""
 
@@ -233,8 +236,14 @@ class RouterSettings(Settings):
         default=KubernetesSettings(), description="discovery in Kubernetes"
     )
     agent: AgentSettings = Field(default=AgentSettings(), description="agents")
-    policy: Literal["kvist", "least-load", "round-robin"] = Field(
-        default="kvist", description="kvist (predicted TTFT), least-load or round-robin"
+    policy: PolicyName = Field(
+        default="kvist",
+        description="kvist (predicted TTFT and delay of others), approximate (the same by own dispatches), "
+        "prefix-affinity, least-load or round-robin",
+    )
+    shadows: tuple[PolicyName, ...] = Field(
+        default=(),
+        description="policies that choose too and are not followed; metrics compare them",
     )
     records: int = Field(default=4096, ge=1, le=1_000_000, description="decision records kept")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="log level")

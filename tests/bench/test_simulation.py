@@ -14,8 +14,9 @@ from bench import capacity73, harness, routing
 from bench.simulation import rivals
 from bench.simulation.cluster import engines, simulate
 from bench.simulation.engine import Engine, EngineSpec
-from bench.simulation.generated import conversations, shared_prompts
-from bench.simulation.ours import Kvist
+from bench.simulation.feeds import Feeds
+from bench.simulation.generated import agents, conversations, prompts, shared_prompts
+from bench.simulation.ours import Kvist, Routers
 from bench.simulation.trace import Request, read_trace
 from kvist_router.mind.policies import policy
 
@@ -111,6 +112,35 @@ def test_every_router_serves_all_and_repeats_by_its_seed(name: str) -> None:
     assert found == once()
 
 
+def test_under_pressure_prefixes_stay_where_they_are_and_others_do_not_wait_for_it() -> None:
+    """More prompts than the engines can hold at once, as many as they can serve: spreading one costs all."""
+    trace, found = prompts(0, 18.0, 60.0), {}
+    for name in ("kvist", "llm-d precise", "round robin"):
+        cluster = engines(EngineSpec(400))
+        found[name] = simulate(trace, cluster, routing.ROUTERS[name](cluster, 0))
+    assert found["kvist"].hit > 0.9 * found["llm-d precise"].hit
+    assert found["kvist"].mean < 0.25 * found["round robin"].mean
+
+
+def test_several_routers_and_late_feeds_still_reuse() -> None:
+    trace, found = conversations(2, 2.0, 60.0), {}
+    for count, lag in ((1, 0.0), (4, 0.2)):
+        cluster = engines(EngineSpec(2500))
+        found[count] = simulate(trace, cluster, Routers(cluster, 0, lambda: policy("kvist"), count, lag))
+        assert found[count].completed == len(trace)
+    assert found[4].hit > 0.8 * found[1].hit
+
+
+def test_a_feed_that_lags_brings_everything_later() -> None:
+    cluster = engines(EngineSpec(100), 1)
+    reader = Feeds(cluster).reader(lag=1.0)
+    cluster[0].pool.changes.append((False, True, 7))
+    assert reader.read(5.0) == [[]]
+    cluster[0].pool.changes.append((False, True, 8))
+    assert [told.changes for told in reader.read(6.0)[0]] == [((False, True, 7),)]
+    assert [told.changes for told in reader.read(7.5)[0]] == [((False, True, 8),)]
+
+
 def test_kvist_reuses_more_and_answers_earlier_than_round_robin() -> None:
     trace, found = conversations(2, 2.0, 120.0), {}
     for name in ("kvist", "round robin"):
@@ -134,6 +164,15 @@ def test_the_shared_workload_has_its_groups_and_lengths() -> None:
     assert {request.tokens for request in found} == {7200}
     assert len({request.blocks[0] for request in found}) > 140
     assert found == shared_prompts(0, 20.0, 60.0)
+
+
+@pytest.mark.parametrize("make", [agents, prompts])
+def test_made_up_requests_repeat_by_their_seed_and_share_beginnings(make) -> None:
+    found = make(0, 1.0, 60.0)
+    assert found == make(0, 1.0, 60.0) != make(1, 1.0, 60.0)
+    assert [request.at for request in found] == sorted(request.at for request in found)
+    assert len({request.blocks[0] for request in found}) < len(found)
+    assert all(len(request.blocks) == request.tokens // 512 for request in found)
 
 
 @pytest.mark.parametrize("zipped", [False, True])

@@ -132,6 +132,28 @@ def test_prompts_that_wait_there_already_come_first() -> None:
     )
 
 
+def test_of_what_the_engine_reports_only_what_others_sent_is_added_to_our_own() -> None:
+    replica = loaded(used=5_000, held=10.0)
+    replica.load = EngineLoad(
+        waiting_requests=3, running_requests=5, decode_sequences=4, waiting_prefill_tokens=3_000,
+        running_prefill_tokens=1_000,
+    )  # fmt: skip
+    assert replica.prefill_tokens(0.0) == 4_000  # none of them is ours
+    replica.outstanding_prefills, replica.outstanding_tokens = 3, 600
+    assert replica.prefill_tokens(0.0) == pytest.approx(600 + 4_000 / 4)
+    replica.outstanding_prefills = 6
+    assert replica.prefill_tokens(0.0) == 600
+    assert replica.prefill_tokens(3_600.0) == 600  # the load report is old
+
+
+def test_who_waits_and_who_is_answered_is_ours_or_the_engines_report() -> None:
+    replica = loaded(used=5_000, held=10.0)
+    replica.outstanding_prefills, replica.outstanding_requests = 2, 3
+    assert replica.busy_with(3_600.0) == (2, 1)
+    replica.load = EngineLoad(waiting_requests=3, running_requests=5, decode_sequences=4)
+    assert replica.busy_with(0.0) == (4, 4)
+
+
 def test_without_figures_space_costs_nothing() -> None:
     assert loaded(used=9_000, held=0.0).space_seconds(0.0, 4_000) == 0
     assert loaded(used=9_000, held=10.0).space_seconds(3_600.0, 4_000) == 0  # the load report is old

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from random import Random
 
 import pytest
@@ -11,11 +12,11 @@ from hypothesis import strategies as st
 
 from kvist_connector.planner import PrefillModel, TierPrice
 from kvist_connector.protocol.tiers import Tier
-from kvist_router.mind.choice import TIE_RATIO, TIE_SECONDS, Candidate, tie_band
+from kvist_router.mind.choice import STANDSTILL, TIE_RATIO, TIE_SECONDS, Candidate, delays, tie_band
 from kvist_router.mind.cost import CORRECTION_RANGE, Cost, Match, Speeds, corrected, prompt_cost
 from kvist_router.mind.mirror import NO_HIT, ApproximateIndex, Hit
 from kvist_router.mind.pending import Pending
-from kvist_router.mind.policies import policy
+from kvist_router.mind.policies import POLICIES, policy
 from kvist_router.relay.edits import edit_body
 
 MEMORY = bytes([Tier.MEMORY])
@@ -143,9 +144,72 @@ def test_round_robin_takes_each_in_turn_though_replicas_come_and_go() -> None:
     assert turns.choose(every, Random(0)).name == "a"
 
 
+def test_others_wait_for_our_prefill_and_our_space_and_answers_stand_still_meanwhile() -> None:
+    found = Candidate("a", Cost(1.0, 0.0, 0.0, 2.0, 0), 0, 9, waiting=3, decoding=6, occupied=0.5)
+    assert delays(found) == pytest.approx(3 * (2.0 + 0.5) + STANDSTILL * 6 * 2.0)
+    assert delays(candidate("idle", 2.0)) == 0
+
+
+def test_a_prefix_is_not_computed_twice_to_save_one_request_a_wait_that_all_others_get() -> None:
+    """Both are full; the wait is shorter where the prefix is not, but ten wait there already."""
+    held = Candidate("held", Cost(1.0, 0.0, 0.0, 0.1, 6000, 2.0), 0, 30, 10, 20, 0.1)
+    shorter = Candidate("shorter", Cost(1.0, 0.0, 0.0, 0.7, 0, 1.0), 0, 30, 10, 20, 0.7)
+    assert shorter.cost.total < held.cost.total
+    assert policy("kvist").choose([held, shorter], Random(0)).name == "held"
+
+
 def test_least_load_counts_requests() -> None:
     candidates = [candidate("a", 0.0, requests=2), candidate("b", 9.0, requests=1)]
     assert policy("least-load").choose(candidates, Random(0)).name == "b"
+
+
+prefixes = st.binary(min_size=16, max_size=16)
+loads = st.lists(st.integers(0, 30), min_size=2, max_size=8)
+
+
+@given(prefixes, loads, st.integers())
+def test_prompts_that_begin_alike_stay_together_until_their_replica_has_more_than_its_share(
+    prefix: bytes, requests: list[int], seed: int
+) -> None:
+    affinity = policy("prefix-affinity")
+    idle = [candidate(f"r{number}", 1.0) for number in range(len(requests))]
+    first = affinity.choose(idle, Random(seed), prefix).name
+    assert affinity.choose(idle[::-1], Random(seed + 1), prefix).name == first
+    busy = [candidate(f"r{number}", 1.0, requests=count) for number, count in enumerate(requests)]
+    chosen = affinity.choose(busy, Random(seed), prefix).name
+    bound = math.ceil(1.25 * (sum(requests) + 1) / len(requests))
+    counts = {item.name: item.outstanding_requests for item in busy}
+    assert counts[chosen] < bound
+    if counts[first] < bound:
+        assert chosen == first
+
+
+@given(prefixes, st.integers(2, 8), st.integers(0, 7))
+def test_a_replica_that_leaves_moves_only_its_own_prefixes(prefix: bytes, count: int, gone: int) -> None:
+    affinity, every = policy("prefix-affinity"), [candidate(f"r{number}", 1.0) for number in range(count)]
+    before = affinity.choose(every, Random(0), prefix).name
+    left = [item for item in every if item.name != f"r{gone}"]
+    if before != f"r{gone}":
+        assert affinity.choose(left, Random(0), prefix).name == before
+
+
+def test_prefixes_spread_over_replicas_and_prompts_without_one_go_where_fewest_are() -> None:
+    affinity, every = policy("prefix-affinity"), [candidate(name, 1.0) for name in "abcd"]
+    found = [affinity.choose(every, Random(0), bytes([n]) * 16).name for n in range(200)]
+    assert {name: found.count(name) > 25 for name in "abcd"} == dict.fromkeys("abcd", True)
+    busy = [candidate("a", 1.0, requests=2), candidate("b", 1.0, requests=1)]
+    assert affinity.choose(busy, Random(0)).name == "b"
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(loads=loads, seed=st.integers(), prefix=st.just(b"") | prefixes)
+def test_every_policy_takes_one_of_the_candidates_and_says_why(
+    name: str, loads: list[int], seed: int, prefix: bytes
+) -> None:
+    candidates = [candidate(f"r{number}", load / 10, load, load) for number, load in enumerate(loads)]
+    choice = policy(name).choose(candidates, Random(seed), prefix)
+    assert choice.name in {item.name for item in candidates}
+    assert choice.reason
 
 
 @given(st.floats(0.5, 2), st.floats(0, 1e6), st.floats(0, 1e6))

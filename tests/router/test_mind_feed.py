@@ -275,6 +275,35 @@ async def test_predictions_are_joined_with_what_happened(cluster, until, http) -
         assert answer.status == 404
 
 
+async def test_a_prefill_is_over_when_the_engine_says_so_not_when_the_whole_answer_is_there(
+    cluster, until
+) -> None:
+    agent = FakeAgent(opening())
+    started = await cluster(agent)
+    replica = started.mind.replicas["r0"]
+    sent = await started.mind.decide(body(), COMPLETIONS)
+    assert (replica.outstanding_tokens, replica.outstanding_prefills) == (len(TOKENS), 1)
+    agent.record(record(sent.id, len(TOKENS), KEYS[-1]))
+    await until(lambda: replica.outstanding_prefills == 0)
+    assert (replica.outstanding_tokens, replica.outstanding_requests) == (0, 1)
+    for event in ("first_byte", "ended"):
+        await started.mind.report(sent.id, Report(event))
+    counted = (replica.outstanding_tokens, replica.outstanding_prefills, replica.outstanding_requests)
+    assert counted == (0, 0, 0)
+
+
+async def test_the_approximate_policy_goes_by_its_own_dispatches_alone(cluster) -> None:
+    started = await cluster(
+        FakeAgent(opening()), FakeAgent(opening(), {Tier.MEMORY: KEYS}), policy="approximate"
+    )
+    sent = await started.mind.decide(body(TOKENS[:600]), COMPLETIONS)
+    assert sent.predicted_tokens == 0
+    for event in ("first_byte", "ended"):
+        await started.mind.report(sent.id, Report(event))
+    decision = await started.decide()
+    assert (decision.replica, decision.predicted_tokens) == (sent.replica, 512)
+
+
 async def test_a_gpu_view_that_records_contradict_is_replaced_by_the_own_dispatches(cluster, until) -> None:
     agents = [FakeAgent(opening(gpu_known=True)) for _ in range(2)]  # whose KV events never arrive
     started = await cluster(*agents)

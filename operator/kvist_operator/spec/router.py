@@ -103,8 +103,10 @@ class Router(Section):
         default=None,
         description="Scale routers by CPU; replicas is where it starts. Kubernetes only. Default: none.",
     )
-    policy: Literal["kvist", "round-robin", "least-load"] = Field(
-        default="kvist", description="How a replica is chosen: kvist predicts TTFT on each. Default: kvist."
+    policy: Literal["kvist", "approximate", "prefix-affinity", "least-load", "round-robin"] = Field(
+        default="kvist",
+        description="How a replica is chosen: kvist predicts TTFT on each and what it costs others. "
+        "Default: kvist.",
     )
     weights: dict[Annotated[str, StringConstraints(max_length=63)], float] = Field(
         default_factory=dict,

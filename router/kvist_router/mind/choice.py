@@ -14,8 +14,9 @@ import msgspec
 
 from kvist_router.mind.cost import Cost
 
-TIE_RATIO = 0.05  # costs within 5 % ...
-TIE_SECONDS = 0.005  # ... or 5 ms of the least are equal
+TIE_RATIO = 0.05  # costs within 5 % of the least's TTFT ...
+TIE_SECONDS = 0.005  # ... or 5 ms of it are equal
+STANDSTILL = 0.5  # a second that an answer stands still, in seconds of waiting for its first token
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -25,6 +26,9 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     cost: Cost
     outstanding_tokens: int  # prefill tokens sent there by this router and not computed yet
     outstanding_requests: int
+    waiting: int = 0  # requests there that wait for their first token, whoever sent them
+    decoding: int = 0  # requests there that are being answered
+    occupied: float = 0.0  # seconds that those behind wait longer for KV space, if it takes this one
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
@@ -35,17 +39,35 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
 
 class Policy(Protocol):
-    """One way to choose. `candidates` is never empty; state, if any, is the policy's own."""
+    """One way to choose. State, if any, is the policy's own."""
 
-    def choose(self, candidates: Sequence[Candidate], random: Random) -> Choice:
-        """Pick one of the candidates."""
+    @property
+    def feeds(self) -> bool:
+        """Whether costs come from the replicas' feeds; otherwise from this router's own dispatches."""
+
+    def choose(self, candidates: Sequence[Candidate], random: Random, prefix: bytes = b"") -> Choice:
+        """Pick one of the candidates, never none. `prefix`: a key equal for prompts that begin alike."""
+
+
+def delays(candidate: Candidate) -> float:
+    """Seconds that all others lose together when this replica takes the request.
+
+        waiting * (recompute + occupied) + STANDSTILL * decoding * recompute
+
+    Those who wait are counted for those who will come behind: in a steady state they are as many (Little's
+    law). They wait for our prefill, and for the KV space that we take. Answers stand still while we prefill.
+    """
+    recompute = candidate.cost.recompute
+    behind = candidate.waiting * (recompute + candidate.occupied)
+    return behind + STANDSTILL * candidate.decoding * recompute
 
 
 def tie_band(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates whose predicted TTFT counts as equal to the least."""
-    totals = [candidate.cost.total for candidate in candidates]
+    """The candidates whose cost to all, predicted TTFT and delays, counts as equal to the least."""
+    totals = [candidate.cost.total + delays(candidate) for candidate in candidates]
     least = min(totals)
-    limit = least + max(TIE_RATIO * least, TIE_SECONDS)
+    ttft = candidates[totals.index(least)].cost.total
+    limit = least + max(TIE_RATIO * ttft, TIE_SECONDS)
     return [candidate for candidate, total in zip(candidates, totals, strict=True) if total <= limit]
 
 

@@ -1,4 +1,4 @@
-"""Predicted time to first token of a prompt on one replica. Pure; called by mind/mind.py.
+"""Predicted time to first token of a prompt on one replica. Pure; called by mind/pricing.py.
 
     TTFT = queue + space + load + pending + recompute
     queue      prefill tokens waiting there before us, at the replica's prefill speed
@@ -32,6 +32,7 @@ PRIOR_PRICES: Mapping[int, TierPrice] = {
 _MEMORY = bytes([Tier.MEMORY])
 UNMEASURED_LOAD = 0.5
 CORRECTION_RANGE = (0.5, 2.0)
+CORRECTION_WEIGHT = 0.02  # a faster one follows noise, and sends everything where it fell last
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     recompute: float
     reused: int
     space: float = 0.0
+    taken: int = 0  # tokens of the engine's KV space that it newly takes
 
     @property
     def total(self) -> float:
@@ -100,7 +102,12 @@ def prompt_cost(
     if not speeds.measured:
         load = min(load, UNMEASURED_LOAD * speeds.prefill.seconds(gpu, reused))
     recompute = speeds.prefill.seconds(reused, tokens) * speeds.correction
-    return Cost(queue, load, pending, recompute, reused, space)
+    return Cost(queue, load, pending, recompute, reused, space, taken_tokens(match, tokens, chunk_tokens))
+
+
+def taken_tokens(match: Match, tokens: int, chunk_tokens: int) -> int:
+    """KV space that a prompt takes: tokens neither on the GPU nor about to be computed there for another."""
+    return max(0, tokens - match.gpu_tokens - match.pending_chunks * chunk_tokens)
 
 
 def _loaded(match: Match, first: int, chunk_tokens: int, speeds: Speeds) -> tuple[int, float]:
@@ -117,7 +124,9 @@ def _loaded(match: Match, first: int, chunk_tokens: int, speeds: Speeds) -> tupl
     return resident + plan.chunks, load + plan.load_seconds
 
 
-def corrected(correction: float, predicted: float, observed: float, weight: float = 0.1) -> float:
+def corrected(
+    correction: float, predicted: float, observed: float, weight: float = CORRECTION_WEIGHT
+) -> float:
     """Move a correction towards observed over predicted; clipped, so that one outlier does not steer."""
     if predicted <= 0 or observed <= 0:
         return correction

@@ -13,6 +13,13 @@ import msgspec
 from kvist_router.mind.replica import Replica
 
 
+class Elsewhere(msgspec.Struct, frozen=True, gc=False):
+    """Where a policy that is not followed would have sent a request."""
+
+    replica: str
+    predicted_ttft: float
+
+
 class InFlight(msgspec.Struct):
     """One dispatched request."""
 
@@ -20,10 +27,13 @@ class InFlight(msgspec.Struct):
     replica: Replica
     keys: list[bytes]  # of all its prompts' full chunks
     computes: list[bytes]  # those it made pending
-    uncached_tokens: int  # counted as outstanding until the first byte
+    uncached_tokens: int  # counted as outstanding until its prefill is over
     predicted_ttft: float
     decided: float
+    waits_for_space: bool = False  # by the prediction
+    elsewhere: dict[str, Elsewhere] = {}  # by policy
     first_byte: bool = False
+    prefilled: bool = False
 
 
 class InFlightMap:
@@ -52,12 +62,19 @@ class InFlightMap:
         self._entries[entry.id] = entry
         entry.replica.outstanding_tokens += entry.uncached_tokens
         entry.replica.outstanding_requests += 1
+        entry.replica.outstanding_prefills += 1
 
     def first_byte(self, entry: InFlight) -> None:
-        """Its prefill is over."""
-        if not entry.first_byte:
-            entry.first_byte = True
+        """Its answer began."""
+        entry.first_byte = True
+        self.prefilled(entry)
+
+    def prefilled(self, entry: InFlight) -> None:
+        """Its prefill is over: long before the first byte of an answer that is not streamed."""
+        if not entry.prefilled:
+            entry.prefilled = True
             entry.replica.outstanding_tokens -= entry.uncached_tokens
+            entry.replica.outstanding_prefills -= 1
 
     def end(self, request_id: str) -> InFlight | None:
         """Remove an entry; None when it is not there (any more)."""
@@ -65,8 +82,7 @@ class InFlightMap:
         if entry is not None:
             replica = entry.replica
             replica.outstanding_requests -= 1
-            if not entry.first_byte:
-                replica.outstanding_tokens -= entry.uncached_tokens
+            self.prefilled(entry)
             if not replica.outstanding_requests:
                 replica.idle()
         return entry

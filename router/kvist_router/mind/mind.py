@@ -21,27 +21,30 @@ from kvist_connector.keys import root_key
 from kvist_connector.protocol import feed
 from kvist_router.errors import Refused
 from kvist_router.metrics import MindMetrics
-from kvist_router.mind.choice import Candidate, Choice, Policy
-from kvist_router.mind.cost import Cost, prompt_cost
+from kvist_router.mind.choice import Candidate, Policy, delays
 from kvist_router.mind.eligible import model_of
-from kvist_router.mind.inflight import InFlight, InFlightMap
+from kvist_router.mind.inflight import Elsewhere, InFlight, InFlightMap
 from kvist_router.mind.interface import Decision, Metadata, Refusal, Report
 from kvist_router.mind.models import ServedModel
 from kvist_router.mind.outcome import Outcomes
+from kvist_router.mind.policies import policy as policy_of
+from kvist_router.mind.pricing import candidate
 from kvist_router.mind.prompts import Prompts, PromptSource
 from kvist_router.mind.records import Considered, DecisionRecord, Records
 from kvist_router.mind.replica import Chain, Identity, Replica
+from kvist_router.mind.responses import ResponseFinder
+from kvist_router.mind.shadows import Shadows, dry_run
 from kvist_router.mind.shared import SharedKeys
 from kvist_router.mind.waiting import Waiting
 from kvist_router.relay.edits import edit_body
 from kvist_router.settings import RouterSettings
 from kvist_router.tokens.keys import TOKEN_BYTES, KeyMemo
 from kvist_router.tokens.lru import SizedLRU
-from kvist_router.tokens.request import Request, parse
+from kvist_router.tokens.request import Request, parse, stored
 
 PENDING_GRACE_SECONDS = 30.0  # beyond twice the predicted time, until a pending key is given up
 ROOTS_BYTES, ROOT_BYTES = 2**20, 300  # cache of root keys: one for every tenant
-TOKEN_CHARACTERS = 4  # of a prompt whose tokens nobody could tell
+PREFIX_CHUNKS = 4  # leading chunks by which prompts begin alike
 
 
 class _Question(msgspec.Struct, frozen=True):
@@ -68,6 +71,15 @@ class _Considered(NamedTuple):
     keys: list[bytes]
 
 
+class _Decided(NamedTuple):
+    """What the policy said, and of which candidates."""
+
+    considered: list[_Considered]
+    chosen: _Considered
+    reason: str
+    elsewhere: dict[str, Elsewhere]
+
+
 class LocalMind:
     """`clock` is monotonic seconds; `random` breaks ties."""
 
@@ -80,6 +92,7 @@ class LocalMind:
         secret: bytes | None = None,
         clock: Callable[[], float] = time.monotonic,
         random: Random | None = None,
+        finder: ResponseFinder | None = None,
     ) -> None:
         self.replicas: dict[str, Replica] = {}
         self.shared = SharedKeys()
@@ -90,9 +103,11 @@ class LocalMind:
         longest = 2 * (limits.first_byte_seconds + limits.idle_seconds)
         self.in_flight = InFlightMap(limits.in_flight, max(3600.0, longest))
         self._waiting = Waiting(self.replicas, limits.queue_seconds, metrics)
+        self._shadows = Shadows({name: policy_of(name) for name in settings.shadows}, metrics)
         self._outcomes = Outcomes(self.records, self.in_flight, metrics, source, clock)
         self._settings = settings
         self._policy = policy
+        self._finder = finder
         self._memo = KeyMemo(settings.tokens.key_cache_chunks)
         self._roots: SizedLRU[tuple[Identity, str, str], bytes] = SizedLRU(ROOTS_BYTES)
         self._secret = secret
@@ -106,14 +121,24 @@ class LocalMind:
         started = self._clock()
         try:
             question, replicas = await self._question(body, metadata)
-            considered = list(self._consider(question, replicas))
-            choice = self._policy.choose([item.candidate for item in considered], self._random)
         except Refused as refused:
             self.metrics.refusals.labels(refused.refusal.status).inc()
             return refused.refusal
-        decision = self._dispatch(question, considered, choice, body, metadata)
+        decided = self._decide(question, replicas, self._policy, self._shadows)
+        decision = self._dispatch(question, decided, body, metadata)
         self.metrics.decision.observe(self._clock() - started)
         return decision
+
+    async def explain(self, body: bytes, metadata: Metadata) -> DecisionRecord | Refusal:
+        """The record of what `decide` would do now; nothing is sent, counted or kept."""
+        try:
+            question, replicas = await self._question(body, metadata)
+        except Refused as refused:
+            return refused.refusal
+        decided = self._decide(question, replicas, dry_run(self._policy), self._shadows.dry_run())
+        record = self._record(question, decided, metadata)
+        record.outcome = "not sent"
+        return record
 
     async def report(self, request_id: str, report: Report) -> None:
         """See interface.Mind."""
@@ -149,11 +174,13 @@ class LocalMind:
     # ---- deciding
 
     async def _question(self, body: bytes, metadata: Metadata) -> tuple[_Question, list[Replica]]:
-        request = parse(body, metadata.path)
+        request = stored(metadata.response) if metadata.path == "stored" else parse(body, metadata.path)
         if self.in_flight.full or len(self.in_flight) + len(self._waiting) >= self._settings.limits.in_flight:
             raise Refused(Refusal(503, "the router is at its limit of requests in flight",
                                   "service_unavailable", code="overloaded", retry_after=1))  # fmt: skip
         replicas = await self._waiting.replicas(request.model, metadata)
+        if self._finder is not None:
+            replicas = await self._finder.narrow(request, replicas)
         model = model_of(replicas[0], request.model)
         prompts = await self.source.prompts(request, replicas[0].url)
         # A drain may have begun meanwhile, and once we have acknowledged it nothing more may go there.
@@ -161,9 +188,13 @@ class LocalMind:
         lengths = [len(prompt.packed) // TOKEN_BYTES for prompt in prompts.each]
         if model.longest is not None and lengths and max(lengths) > model.longest:
             raise Refused(_too_long(max(lengths), model.longest, request))
-        tokens = sum(lengths) if lengths else len(body) // TOKEN_CHARACTERS
         question = _Question(
-            metadata.id or urandom(16).hex(), request, model, self._salt(request, metadata), prompts, tokens
+            metadata.id or urandom(16).hex(),
+            request,
+            model,
+            self._salt(request, metadata),
+            prompts,
+            prompts.tokens,
         )
         return question, replicas
 
@@ -172,7 +203,24 @@ class LocalMind:
             return request.salt
         return hmac.new(self._secret, metadata.tenant.encode(), hashlib.sha256).hexdigest()
 
-    def _consider(self, question: _Question, replicas: list[Replica]) -> Iterator[_Considered]:
+    def _decide(
+        self, question: _Question, replicas: list[Replica], policy: Policy, shadows: Shadows
+    ) -> _Decided:
+        considered = list(self._consider(question, replicas, policy.feeds))
+        priced = {policy.feeds: [item.candidate for item in considered]}
+        prefix = _prefix(considered[0].keys)
+        choice = policy.choose(priced[policy.feeds], self._random, prefix)
+
+        def candidates(feeds: bool) -> list[Candidate]:
+            if feeds not in priced:
+                priced[feeds] = [item.candidate for item in self._consider(question, replicas, feeds)]
+            return priced[feeds]
+
+        elsewhere = shadows.choose(choice.name, candidates, policy.feeds, self._random, prefix)
+        chosen = next(item for item in considered if item.candidate.name == choice.name)
+        return _Decided(considered, chosen, choice.reason, elsewhere)
+
+    def _consider(self, question: _Question, replicas: list[Replica], feeds: bool) -> Iterator[_Considered]:
         now = self._clock()
         keyed: dict[Identity, _Keyed] = {}
         name = question.request.model or question.model.name
@@ -181,17 +229,19 @@ class LocalMind:
             prompts = keyed.get(identity)
             if prompts is None:
                 prompts = keyed[identity] = self._keyed(question, identity)
-            cost = self._cost(question, replica, prompts.chains, now)
-            candidate = Candidate(
-                replica.name, cost, replica.outstanding_tokens, replica.outstanding_requests
-            )
-            yield _Considered(replica, candidate, prompts.keys)
+            found = candidate(replica, prompts.chains, question.tokens, self._memo, now, feeds)
+            yield _Considered(replica, found, prompts.keys)
 
     def _keyed(self, question: _Question, identity: Identity) -> _Keyed:
         root = self._root(identity, question.model.name if question.model.adapter else "", question.salt)
         chunk_tokens = identity[2]
         chains = [
-            Chain(root, self._memo.segment_keys(root, prompt.segments, chunk_tokens), prompt.packed)
+            Chain(
+                root,
+                self._memo.segment_keys(root, prompt.segments, chunk_tokens),
+                prompt.packed,
+                len(prompt.packed) // TOKEN_BYTES,
+            )
             for prompt in question.prompts.each
         ]
         return _Keyed(chains, [key for chain in chains for key in chain.keys])
@@ -203,34 +253,16 @@ class LocalMind:
             self._roots.put((identity, lora, salt), root, ROOT_BYTES + len(salt))
         return root
 
-    def _cost(self, question: _Question, replica: Replica, chains: list[Chain], now: float) -> Cost:
-        speeds, queue = replica.speeds, replica.queue_seconds(now)
-        space = max(0.0, replica.space_seconds(now, question.tokens) - queue)
-        if not chains:
-            recompute = speeds.prefill.seconds(0, question.tokens) * speeds.correction
-            return Cost(queue, 0.0, 0.0, recompute, 0, space)
-        total: Cost | None = None
-        for chain in chains:
-            match = replica.match(chain, self._memo, now)
-            tokens = len(chain.packed) // TOKEN_BYTES
-            cost = prompt_cost(
-                match, tokens, replica.chunk_tokens, replica.block_tokens, speeds, queue, space
-            )
-            total = cost if total is None else _together(total, cost)
-        assert total is not None
-        return total
-
     # ---- acting
 
     def _dispatch(
         self,
         question: _Question,
-        considered: list[_Considered],
-        choice: Choice,
+        decided: _Decided,
         body: bytes,
         metadata: Metadata,
     ) -> Decision:
-        chosen = next(item for item in considered if item.candidate.name == choice.name)
+        chosen = decided.chosen
         replica, cost, now = chosen.replica, chosen.candidate.cost, self._clock()
         computes = replica.computes(chosen.keys, now)
         ready = now + cost.total
@@ -245,9 +277,11 @@ class LocalMind:
                 max(0, question.tokens - cost.reused),
                 cost.total,
                 now,
+                cost.space > 0,
+                decided.elsewhere,
             )
         )
-        self.records.add(self._record(question, considered, chosen, choice, metadata))
+        self.records.add(self._record(question, decided, metadata))
         self.metrics.sent(replica.name)
         self.metrics.prompt.inc(question.tokens)
         self.metrics.predicted.inc(cost.reused)
@@ -258,21 +292,21 @@ class LocalMind:
             predicted_tokens=cost.reused,
             prompt_tokens=question.tokens,
             stream=question.request.stream,
-            body=edit_body(body, question.request.tags, question.salt if self._secret is not None else None),
+            body=self._edited(body, question),
         )
 
-    def _record(
-        self,
-        question: _Question,
-        considered: list[_Considered],
-        chosen: _Considered,
-        choice: Choice,
-        metadata: Metadata,
-    ) -> DecisionRecord:
+    def _edited(self, body: bytes, question: _Question) -> bytes | None:
+        if question.request.path in ("tokens", "stored"):  # nothing of these is kept
+            return None
+        salt = None if self._secret is None else question.salt
+        return edit_body(body, question.request.tags, salt)
+
+    def _record(self, question: _Question, decided: _Decided, metadata: Metadata) -> DecisionRecord:
         # The connector sums copies and prompt lists under one id, so only a single prompt can be compared.
         # The keys of an adapter's chunks depend on its revision, which the router does not know.
         single = len(question.prompts.each) == 1 and question.request.copies == 1
         comparable = single and not question.model.adapter
+        chosen = decided.chosen
         return DecisionRecord(
             id=question.id,
             time=time.time(),
@@ -280,22 +314,23 @@ class LocalMind:
             model=question.model.name,
             policy=self._settings.policy,
             replica=chosen.replica.name,
-            reason=choice.reason,
+            reason=decided.reason,
             prompt_tokens=question.tokens,
             predicted_tokens=chosen.candidate.cost.reused,
             predicted_ttft=chosen.candidate.cost.total,
             tokens_from=question.prompts.source,
             streamed=question.request.stream,
-            considered=[_considered(item.candidate) for item in considered],
+            considered=[_considered(item.candidate) for item in decided.considered],
             attempts=[*metadata.exclude, chosen.replica.name],
             last_chunk_key=chosen.keys[-1].hex() if comparable and chosen.keys else "",
+            elsewhere={name: other.replica for name, other in decided.elsewhere.items()},
         )
 
 
-def _considered(candidate: Candidate) -> Considered:
-    cost = candidate.cost
+def _considered(item: Candidate) -> Considered:
+    cost = item.cost
     return Considered(
-        candidate.name,
+        item.name,
         cost.total,
         cost.queue,
         cost.load,
@@ -303,19 +338,12 @@ def _considered(candidate: Candidate) -> Considered:
         cost.recompute,
         cost.reused,
         cost.space,
+        delays(item),
     )
 
 
-def _together(first: Cost, second: Cost) -> Cost:
-    """Two prompts of one request: one queue, both loads and computations."""
-    return Cost(
-        first.queue,
-        first.load + second.load,
-        max(first.pending, second.pending),
-        first.recompute + second.recompute,
-        first.reused + second.reused,
-        first.space,
-    )
+def _prefix(keys: list[bytes]) -> bytes:
+    return keys[min(len(keys), PREFIX_CHUNKS) - 1] if keys else b""
 
 
 def _too_long(tokens: int, longest: int, request: Request) -> Refusal:

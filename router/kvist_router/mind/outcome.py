@@ -51,6 +51,9 @@ class Outcomes:
     def recorded(self, replica: Replica, record: RequestRecord) -> None:
         """Take the connector's record of a request; of other routers' requests only the figures count."""
         self._count(replica, record)
+        entry = self._in_flight.get(record.request)
+        if entry is not None and entry.replica is replica:
+            self._in_flight.prefilled(entry)
         if replica.doubt_gpu(record):
             _log.warning(
                 "%s reuses from its GPU, but its feed knows of nothing there: the engine's KV events do not "
@@ -72,7 +75,11 @@ class Outcomes:
         if decision is not None:
             decision.ttft = seconds
             # Without streaming the first byte comes after the whole answer; short prompts are all overhead.
-            if decision.streamed and entry.uncached_tokens >= entry.replica.chunk_tokens:
+            for policy, other in entry.elsewhere.items() if decision.streamed else ():
+                self._metrics.shadow_seconds(policy, seconds, entry.predicted_ttft, other.predicted_ttft)
+            # Waiting for KV space says nothing of how fast it computes.
+            long = entry.uncached_tokens >= entry.replica.chunk_tokens
+            if decision.streamed and long and not entry.waits_for_space:
                 entry.replica.observed(entry.predicted_ttft, seconds)
 
     def _end(self, entry: InFlight, report: Report) -> None:

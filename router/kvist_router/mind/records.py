@@ -24,6 +24,7 @@ class Considered(msgspec.Struct, frozen=True, gc=False):
     recompute: float
     reused_tokens: int
     space: float = 0.0
+    delays: float = 0.0  # seconds that other requests lose together
 
 
 class Actual(msgspec.Struct, frozen=True):
@@ -62,6 +63,7 @@ class DecisionRecord(msgspec.Struct):
     considered: list[Considered]
     attempts: list[str]
     last_chunk_key: str = ""  # hex; "" when the prompt has no full chunk, or more than one prompt
+    elsewhere: dict[str, str] = {}  # replica that shadow policies would have taken, of those who disagree
     outcome: str = "running"
     error: str = ""
     ttft: float | None = None

@@ -42,6 +42,7 @@ class Chain(NamedTuple):
     root: bytes
     keys: list[bytes]
     packed: bytes
+    tokens: int
 
 
 class Replica:
@@ -72,6 +73,7 @@ class Replica:
         self.held_seconds = 0.0  # how long a request stays, moving mean; 0.0 until one has ended
         self.outstanding_tokens = 0
         self.outstanding_requests = 0
+        self.outstanding_prefills = 0  # of these, those whose prefill is not over
         self.chunk_tokens = CHUNK_TOKENS
         self.block_tokens = BLOCK_TOKENS  # reuse happens in these
         self.measured: PrefillModel | None = None
@@ -115,9 +117,9 @@ class Replica:
             return False
         return self.feed_live or now - self._feed_lost <= self._stale_seconds
 
-    def match(self, chain: Chain, memo: KeyMemo, now: float) -> Match:
-        """What this replica would reuse of a prompt."""
-        keys, mirrored = chain.keys, self.mirrored(now)
+    def match(self, chain: Chain, memo: KeyMemo, now: float, feeds: bool = True) -> Match:
+        """What this replica would reuse of a prompt; without `feeds` by own dispatches alone."""
+        keys, mirrored = chain.keys, feeds and self.mirrored(now)
         hit = self.mirror.hit(keys) if mirrored else NO_HIT
         if mirrored and self._gpu_believed():
             gpu = hit.gpu_chunks * self.chunk_tokens + self._tail(chain, hit.gpu_chunks, memo)
@@ -136,25 +138,52 @@ class Replica:
         block = self.block_tokens
         return self.mirror.tail_blocks(memo.tail_keys(parent, partial, block)) * block
 
+    def prefill_tokens(self, now: float) -> float:
+        """Tokens to be computed here before a new request: ours, and what others sent by the engine's report.
+
+        The engine counts whole prompts where it cannot know yet what it has of them; of ours we do know.
+        """
+        load = self._fresh_load(now)
+        if load is None:
+            return self.outstanding_tokens
+        reported = load.waiting_prefill_tokens + load.running_prefill_tokens
+        requests = load.waiting_requests + load.running_requests - load.decode_sequences
+        own = self.outstanding_prefills
+        foreign = max(0.0, 1 - own / requests) if own and requests > 0 else 1.0
+        return self.outstanding_tokens + foreign * reported
+
     def queue_seconds(self, now: float) -> float:
-        """Prefill that waits here before a new request: ours, or all the engine reports if that is more."""
-        tokens = self.outstanding_tokens
-        if now - self._load_at <= LOAD_SECONDS:
-            tokens = max(tokens, self.load.waiting_prefill_tokens + self.load.running_prefill_tokens)
-        return self.speeds.prefill.linear * tokens * self.speeds.correction
+        """Prefill that waits here before a new request."""
+        return self.speeds.prefill.linear * self.prefill_tokens(now) * self.speeds.correction
 
     def space_seconds(self, now: float, tokens: int) -> float:
-        """Until the engine's KV space has room for a prompt, behind those that wait there already.
+        """Until the engine's KV space has room for `tokens`, behind those that wait there already."""
+        load = self._fresh_load(now)
+        if load is None or not load.kv_tokens_total:
+            return 0.0
+        wanted = min(self.prefill_tokens(now) + tokens, load.kv_tokens_total)
+        missing = wanted - (load.kv_tokens_total - load.kv_tokens_used)
+        return max(0.0, missing) * self.space_rate(now)
+
+    def space_rate(self, now: float) -> float:
+        """Seconds until one token of KV space is given back; 0.0 while that is unknown.
 
         By Little's law `used` tokens that each stay `held_seconds` make way at used / held_seconds a second.
         """
-        load = self.load
-        if not load.kv_tokens_total or not self.held_seconds or now - self._load_at > LOAD_SECONDS:
-            return 0.0
-        before = max(self.outstanding_tokens, load.waiting_prefill_tokens + load.running_prefill_tokens)
-        wanted = min(before + tokens, load.kv_tokens_total)
-        missing = wanted - (load.kv_tokens_total - load.kv_tokens_used)
-        return missing / load.kv_tokens_used * self.held_seconds if missing > 0 else 0.0
+        load = self._fresh_load(now)
+        return self.held_seconds / load.kv_tokens_used if load is not None and load.kv_tokens_used else 0.0
+
+    def busy_with(self, now: float) -> tuple[int, int]:
+        """Requests before their first token, and those that decode: ours, or the engine's if that is more."""
+        waiting, load = self.outstanding_prefills, self._fresh_load(now)
+        decoding = self.outstanding_requests - waiting
+        if load is None:
+            return waiting, decoding
+        reported = load.waiting_requests + load.running_requests - load.decode_sequences
+        return max(waiting, reported), max(decoding, load.decode_sequences)
+
+    def _fresh_load(self, now: float) -> EngineLoad | None:
+        return self.load if now - self._load_at <= LOAD_SECONDS else None
 
     def held(self, seconds: float) -> None:
         """A request has ended, `seconds` after it was sent."""

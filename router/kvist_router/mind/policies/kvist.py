@@ -1,4 +1,7 @@
-"""`kvist`: least predicted TTFT; equal ones by outstanding prefill tokens, then at random."""
+"""`kvist`: the least cost to all; equal ones by outstanding prefill tokens, then reuse, then at random.
+
+Cost = predicted TTFT (mind/cost.py) + delays of others (`choice.delays`).
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,15 @@ from kvist_router.mind.choice import Candidate, Choice, least_outstanding, tie_b
 
 
 class KvistPolicy:
-    """Stateless."""
+    """Stateless. Without `feeds` it is `approximate`."""
 
-    def choose(self, candidates: Sequence[Candidate], random: Random) -> Choice:
+    def __init__(self, feeds: bool = True) -> None:
+        self.feeds = feeds
+
+    def choose(self, candidates: Sequence[Candidate], random: Random, prefix: bytes = b"") -> Choice:
         """Pick inside the tie band."""
         band = tie_band(candidates)
         chosen = least_outstanding(band, random)
         if len(band) == 1:
-            return Choice(chosen.name, "least predicted TTFT")
-        return Choice(chosen.name, f"fewest outstanding tokens of {len(band)} with equal predicted TTFT")
+            return Choice(chosen.name, "least predicted TTFT and delay of others")
+        return Choice(chosen.name, f"fewest outstanding tokens of {len(band)} with equal cost")

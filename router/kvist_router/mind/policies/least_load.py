@@ -11,8 +11,15 @@ from kvist_router.mind.choice import Candidate, Choice
 class LeastLoadPolicy:
     """Stateless."""
 
-    def choose(self, candidates: Sequence[Candidate], random: Random) -> Choice:
+    feeds = False
+
+    def choose(self, candidates: Sequence[Candidate], random: Random, prefix: bytes = b"") -> Choice:
         """Fewest requests, then at random."""
-        least = min(candidate.outstanding_requests for candidate in candidates)
-        equal = [item for item in candidates if item.outstanding_requests == least]
-        return Choice(random.choice(equal).name, f"{least} requests in flight, the fewest")
+        return fewest_requests(candidates, random)
+
+
+def fewest_requests(candidates: Sequence[Candidate], random: Random) -> Choice:
+    """The one with the fewest requests in flight, of equal ones a random one."""
+    least = min(candidate.outstanding_requests for candidate in candidates)
+    equal = [item for item in candidates if item.outstanding_requests == least]
+    return Choice(random.choice(equal).name, f"{least} requests in flight, the fewest")
