@@ -32,7 +32,6 @@ from kvist_router.mind.pricing import candidate
 from kvist_router.mind.prompts import Prompts, PromptSource
 from kvist_router.mind.records import Considered, DecisionRecord, Records
 from kvist_router.mind.replica import Chain, Identity, Replica
-from kvist_router.mind.responses import ResponseFinder
 from kvist_router.mind.shadows import Shadows, dry_run
 from kvist_router.mind.shared import SharedKeys
 from kvist_router.mind.waiting import Waiting
@@ -40,10 +39,11 @@ from kvist_router.relay.edits import edit_body
 from kvist_router.settings import RouterSettings
 from kvist_router.tokens.keys import TOKEN_BYTES, KeyMemo
 from kvist_router.tokens.lru import SizedLRU
-from kvist_router.tokens.request import Request, parse, stored
+from kvist_router.tokens.request import Request, parse
 
 PENDING_GRACE_SECONDS = 30.0  # beyond twice the predicted time, until a pending key is given up
 ROOTS_BYTES, ROOT_BYTES = 2**20, 300  # cache of root keys: one for every tenant
+TOKEN_CHARACTERS = 4  # of a prompt whose tokens nobody could tell
 PREFIX_CHUNKS = 4  # leading chunks by which prompts begin alike
 
 
@@ -92,7 +92,6 @@ class LocalMind:
         secret: bytes | None = None,
         clock: Callable[[], float] = time.monotonic,
         random: Random | None = None,
-        finder: ResponseFinder | None = None,
     ) -> None:
         self.replicas: dict[str, Replica] = {}
         self.shared = SharedKeys()
@@ -107,7 +106,6 @@ class LocalMind:
         self._outcomes = Outcomes(self.records, self.in_flight, metrics, source, clock)
         self._settings = settings
         self._policy = policy
-        self._finder = finder
         self._memo = KeyMemo(settings.tokens.key_cache_chunks)
         self._roots: SizedLRU[tuple[Identity, str, str], bytes] = SizedLRU(ROOTS_BYTES)
         self._secret = secret
@@ -174,13 +172,11 @@ class LocalMind:
     # ---- deciding
 
     async def _question(self, body: bytes, metadata: Metadata) -> tuple[_Question, list[Replica]]:
-        request = stored(metadata.response) if metadata.path == "stored" else parse(body, metadata.path)
+        request = parse(body, metadata.path)
         if self.in_flight.full or len(self.in_flight) + len(self._waiting) >= self._settings.limits.in_flight:
             raise Refused(Refusal(503, "the router is at its limit of requests in flight",
                                   "service_unavailable", code="overloaded", retry_after=1))  # fmt: skip
         replicas = await self._waiting.replicas(request.model, metadata)
-        if self._finder is not None:
-            replicas = await self._finder.narrow(request, replicas)
         model = model_of(replicas[0], request.model)
         prompts = await self.source.prompts(request, replicas[0].url)
         # A drain may have begun meanwhile, and once we have acknowledged it nothing more may go there.
@@ -188,13 +184,9 @@ class LocalMind:
         lengths = [len(prompt.packed) // TOKEN_BYTES for prompt in prompts.each]
         if model.longest is not None and lengths and max(lengths) > model.longest:
             raise Refused(_too_long(max(lengths), model.longest, request))
+        tokens = sum(lengths) if lengths else len(body) // TOKEN_CHARACTERS
         question = _Question(
-            metadata.id or urandom(16).hex(),
-            request,
-            model,
-            self._salt(request, metadata),
-            prompts,
-            prompts.tokens,
+            metadata.id or urandom(16).hex(), request, model, self._salt(request, metadata), prompts, tokens
         )
         return question, replicas
 
@@ -292,14 +284,8 @@ class LocalMind:
             predicted_tokens=cost.reused,
             prompt_tokens=question.tokens,
             stream=question.request.stream,
-            body=self._edited(body, question),
+            body=edit_body(body, question.request.tags, question.salt if self._secret is not None else None),
         )
-
-    def _edited(self, body: bytes, question: _Question) -> bytes | None:
-        if question.request.path in ("tokens", "stored"):  # nothing of these is kept
-            return None
-        salt = None if self._secret is None else question.salt
-        return edit_body(body, question.request.tags, salt)
 
     def _record(self, question: _Question, decided: _Decided, metadata: Metadata) -> DecisionRecord:
         # The connector sums copies and prompt lists under one id, so only a single prompt can be compared.
