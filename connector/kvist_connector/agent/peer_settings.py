@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -23,6 +24,15 @@ def peer_url(url: str) -> str:
         raise ValueError("give http://host:port of a peer port, without a path")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"http://{host}:{parts.port or names.PORT_PEER}"
+
+
+def own_url(text: str) -> str:
+    """The same; of an address alone with the default port, as a pod knows its own. Raises ValueError."""
+    try:
+        host = ip_address(text)
+    except ValueError:
+        return peer_url(text)
+    return peer_url(f"http://[{host}]" if host.version == 6 else f"http://{host}")
 
 
 def _split(value: Any) -> Any:
@@ -48,10 +58,10 @@ class PeerSettings(Settings):
         description="peer ports of other agents, with commas between: http://host:port; a name may stand for "
         "many and is looked up again; default none",
     )
-    address: Annotated[str, AfterValidator(peer_url)] | None = Field(
+    address: Annotated[str, AfterValidator(own_url)] | None = Field(
         None,
-        description="own peer port as the others' peer.urls have it, or what their names stand for; "
-        "default none: nothing is left to peers in a drain",
+        description="own peer port as the others' peer.urls have it, or what their names stand for; an IP "
+        "address alone means port 8300; default none: nothing is left to peers in a drain",
     )
     lookup_deadline: float = Field(
         0.1, gt=0, le=60, description="seconds that a lookup waits to learn what peers have; default 0.1"

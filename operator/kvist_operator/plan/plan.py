@@ -11,6 +11,7 @@ import yaml
 
 from kvist_connector.names import PATH_HEALTHZ, PATH_READYZ
 from kvist_operator.plan.engine import engine_program
+from kvist_operator.plan.peers import PORT, has_peers, peer_arguments
 from kvist_operator.plan.program import Health, Plan, Program, Role, Volume, VolumeKind
 from kvist_operator.plan.target import Target
 from kvist_operator.plan.tiers import shared_arguments
@@ -44,13 +45,15 @@ def _agent(cluster: CacheCluster, target: Target) -> Program:
         arguments += ["--disk.fsync", cache.disk.fsync]
         volumes.append(Volume(VolumeKind.DISK, cache.disk.size, cache.disk.path))
     arguments += shared_arguments(cluster, managed=target.managed_redis)
+    peers = target.discovery == "kubernetes" and has_peers(cluster)
+    arguments += peer_arguments(cluster) if peers else []
     return Program(
         role=Role.AGENT,
         module="kvist_connector",
         argv=tuple(arguments),
         # Not /readyz: the arena has its geometry only once the engine's worker has registered.
         health=Health("agent", PATH_HEALTHZ, AGENT_DEADLINE),
-        ports=("agent",),
+        ports=("agent", PORT) if peers else ("agent",),
         volumes=tuple(volumes),
     )
 

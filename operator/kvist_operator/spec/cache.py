@@ -19,6 +19,7 @@ from kvist_operator.spec.base import (
     rules,
 )
 from kvist_operator.spec.claim import CLAIM_SCHEMA
+from kvist_operator.spec.peers import Peers
 
 _REDIS_URL = r"^rediss?://([^\s:@/]+@)?[^\s@/]+(/[0-9]{1,3})?$"
 _BUCKET_URL = r"^(s3|s3a|gs|az|azure|abfs|abfss|adl|file)://[^\s]+$"
@@ -196,6 +197,9 @@ class Cache(Section):
         default_factory=Compression, description="Of lower tiers. Default: none."
     )
     encryption: Encryption = Field(default_factory=Encryption, description="Of lower tiers. Default: none.")
+    peers: Peers = Field(
+        default_factory=Peers, description="Memory of the other replicas. Default: it is not read."
+    )
     eviction: Literal["cost", "lru"] = Field(
         default="cost",
         description="cost: recompute time saved per byte. lru: oldest use first. Default: cost.",

@@ -347,6 +347,12 @@ def test_an_address_that_is_none_is_refused(url):
 
 def test_addresses_have_one_form():
     assert PeerSettings(urls="http://a, http://[::1]:9/").urls == ("http://a:8300", "http://[::1]:9")
+    for given, url in (
+        ("10.0.0.1", "http://10.0.0.1:8300"),
+        ("fd00::1", "http://[fd00::1]:8300"),
+        ("http://a", "http://a:8300"),
+    ):
+        assert PeerSettings(address=given).address == url
 
 
 async def test_a_peers_memory_is_no_reason_for_the_router_to_count_it_here(start):

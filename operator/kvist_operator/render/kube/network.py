@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvist_operator.plan.peers import PORT as PEER_PORT
+from kvist_operator.plan.peers import has_peers
 from kvist_operator.render.kube.context import Context
 from kvist_operator.render.kube.meta import ENGINE, LABEL_NAME, MANAGER, REDIS, ROUTER, Object, make, selector
 from kvist_operator.render.kube.redis import managed_redis
@@ -29,6 +31,7 @@ class Edge:
 EDGES: Final = (
     Edge(ENGINE, "engine", (ROUTER, _METRICS)),
     Edge(ENGINE, "agent", (ROUTER, ENGINE, _OPERATOR, _METRICS)),
+    Edge(ENGINE, PEER_PORT, (ENGINE,)),
     Edge(ROUTER, "router", (_CLIENTS,)),
     Edge(ROUTER, "router-admin", (_OPERATOR, _METRICS)),
     Edge(REDIS, "redis", (ENGINE,)),
@@ -57,7 +60,8 @@ def _policy(cluster: CacheCluster, context: Context, part: str) -> Object:
 
 def _edges(cluster: CacheCluster) -> list[Edge]:
     cached = cluster.spec.cache.enabled
-    return [edge for edge in EDGES if cached or edge.port not in ("agent", "redis")]
+    wanted = [edge for edge in EDGES if cached or edge.port not in ("agent", "redis")]
+    return [edge for edge in wanted if edge.port != PEER_PORT or has_peers(cluster)]
 
 
 def _ingress(cluster: CacheCluster, context: Context, edge: Edge) -> Object:

@@ -68,9 +68,10 @@ def program(name: str, image: str, module: str, argv: Iterable[str], context: Co
     }
 
 
-def environment(values: Mapping[str, str], user: Iterable[EnvVar] = ()) -> list[Object]:
-    """POD_NAME first, since others refer to it; a user's variable replaces one of ours."""
-    pod = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+def environment(values: Mapping[str, str], user: Iterable[EnvVar] = (), pod_ip: bool = False) -> list[Object]:
+    """POD_NAME (and POD_IP) first, since others refer to it; a user's variable replaces one of ours."""
+    fields = {"POD_NAME": "metadata.name"} | ({"POD_IP": "status.podIP"} if pod_ip else {})
+    pod = [{"name": n, "valueFrom": {"fieldRef": {"fieldPath": path}}} for n, path in fields.items()]
     listed: dict[str, Object] = {
         name: {"name": name, "value": value} for name, value in {**_PYTHON, **values}.items()
     }
@@ -79,7 +80,7 @@ def environment(values: Mapping[str, str], user: Iterable[EnvVar] = ()) -> list[
             listed[variable.name] = {"name": variable.name, "valueFrom": variable.value_from}
         else:
             listed[variable.name] = {"name": variable.name, "value": variable.value or ""}
-    return [pod, *listed.values()]
+    return [*pod, *listed.values()]
 
 
 def resources(given: Resources, defaults: Mapping[str, Any] | None = None) -> Object:

@@ -6,6 +6,7 @@ import math
 from typing import Any, Final
 
 from kvist_operator.plan import Program, VolumeKind, fill
+from kvist_operator.plan.peers import has_peers
 from kvist_operator.render.kube.context import Context
 from kvist_operator.render.kube.meta import Object
 from kvist_operator.render.kube.pods import (
@@ -54,7 +55,9 @@ def agent_container(cluster: CacheCluster, agent: Program, context: Context) -> 
     return {
         **program("agent", context.images.agent, agent.module, argv, context),
         "restartPolicy": "Always",
-        "env": environment({"HOME": WRITABLE["HOME"], "TMPDIR": WRITABLE["TMPDIR"], **agent.env}),
+        "env": environment(
+            {"HOME": WRITABLE["HOME"], "TMPDIR": WRITABLE["TMPDIR"], **agent.env}, pod_ip=has_peers(cluster)
+        ),
         "ports": container_ports(*agent.ports),
         # It is the first to touch the arena, so its pages are charged here.
         "resources": {"requests": {"cpu": "100m", "memory": memory}, "limits": {"memory": memory}},

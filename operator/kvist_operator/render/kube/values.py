@@ -16,6 +16,7 @@ from kvist_operator.spec import CacheCluster
 PORTS: Final = {
     "engine": names.PORT_ENGINE,
     "agent": names.PORT_AGENT,
+    "peer": names.PORT_PEER,
     "router": names.PORT_ROUTER,
     "router-admin": names.PORT_ROUTER_ADMIN,
     "redis": names.PORT_REDIS,
@@ -40,6 +41,9 @@ def values(cluster: CacheCluster, context: Context) -> dict[str, str]:
         "replica": "$(POD_NAME)",
         "namespace": context.namespace,
         "service.engine": name_of(cluster, ENGINE),
+        # The headless Service's name stands for the addresses of all pods.
+        "peer.urls": f"http://{name_of(cluster, ENGINE)}.{context.namespace}.svc:{names.PORT_PEER}",
+        "peer.address": "$(POD_IP)",
         "path.model": inside(model.volume.path) if model.volume is not None else model.name,
         "path.config": CONFIG,
         "path.socket": SOCKET,
