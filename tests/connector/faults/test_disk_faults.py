@@ -137,9 +137,17 @@ async def test_a_second_agent_on_the_folder_is_refused_and_the_first_goes_on(sta
     assert await second.found(keys_of(7)) == [Tier.DISK] * 7
 
 
-async def test_an_agent_without_file_descriptors_misses_and_recovers(tmp_path):
-    """A process of its own: the limit is one of the whole process."""
+@pytest.fixture
+async def process(tmp_path):
+    """An agent of its own: a limit of file descriptors is one of the whole process."""
     agent = await AgentProcess.start(tmp_path, disk__path=tmp_path / "disk", lookup_deadline=60)
+    yield agent
+    if agent._process.returncode is None:
+        await agent.kill()
+
+
+async def test_an_agent_without_file_descriptors_misses_and_recovers(process):
+    agent = process
     engine = await FakeEngine.start(agent.socket)
     await engine.store(keys_of(6))
     await engine.lookup(keys_of(6))

@@ -37,12 +37,14 @@ async def world_of(folder):
             await proxy.start()
             stack.push_async_callback(proxy.close)
         world = World(folder, redis, s3, *proxies)
-        for name in ("one", "two"):
-            (folder / name).mkdir()
-            await world.start(name)
-        yield world
-        for agent in world.agents.values():
-            await agent.terminate()
+        try:
+            for name in ("one", "two"):
+                (folder / name).mkdir()
+                await world.start(name)
+            yield world
+        finally:
+            for agent in world.agents.values():
+                await agent.terminate()
 
 
 async def faults(world, progress, draw):
