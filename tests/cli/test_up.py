@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
-PORTS = ("router", "router-admin", "engine", "agent")
+PORTS = ("router", "router-admin", "engine", "agent", "peer")
 ENGINES = 2
 
 
@@ -66,7 +66,7 @@ class Shell:
         spec = {
             "model": {"name": str(model), "servedName": "tiny"},
             "engine": {"replicas": ENGINES, "kvCacheMemory": "256Mi"},
-            "cache": {"memory": "32Mi", "disk": {"size": "64Mi"}},
+            "cache": {"memory": "32Mi", "disk": {"size": "64Mi"}, "peers": {"enabled": True}},
             **sections,
         }
         document = {
@@ -220,6 +220,11 @@ def test_the_controls_reach_every_agent_of_the_cluster(shell: Shell, tmp_path: P
     assert set(stats) == {"replica-0", "replica-1"}
     assert stats["replica-0"]["tiers"]["memory"]["chunks"] == 0
     assert "replica-1: 0 chunks, 0 tokens, 0 B removed" in shell.call("clear", "--tier", "memory").stdout
+    moved = shell.call("move", "--all", "--to", "replica-1").stdout
+    assert moved == "replica-0: 0 chunks, 0 tokens, 0 B moved\n"
+    nowhere = shell.call("move", "--all", "--to", "replica-2")
+    assert nowhere.returncode != 0
+    assert "to must be a tier or one of replica-0, replica-1" in nowhere.stderr
     agent = f"http://127.0.0.1:{shell.ports['agent']}"
     found = shell.call("lookup", "--tokens", str(tokens), "--agent", agent, "--json")
     assert json.loads(found.stdout)[agent.removeprefix("http://")]["hit_tokens"] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from kvist_connector import names
 from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.settings import add_flags, load
 from kvist_operator.plan import cpu_target, make_plan
-from kvist_operator.spec.local_use import ignored_locally
+from kvist_operator.render.local import Machine, render
 from kvist_operator.testing import CONTEXT, cluster, rendered
 
 PEERS = {"peers": {"enabled": True}}
@@ -62,10 +63,23 @@ def test_nothing_is_opened_where_nothing_is_asked_for(cache: dict[str, Any]) -> 
     assert names.PORT_PEER not in [rule["ports"][0]["port"] for rule in rules]
 
 
-def test_one_machine_says_that_it_does_not_use_it() -> None:
-    wanted = cluster(cache=PEERS)
-    assert "spec.cache.peers" in ignored_locally(wanted)
-    plan = make_plan(wanted, cpu_target(2, offline=True))
-    assert plan.agent is not None
-    assert plan.agent.ports == ("agent",)
-    assert not [text for text in plan.agent.argv if "peer" in text]
+def test_on_one_machine_each_agent_has_a_port_of_its_own() -> None:
+    machine = Machine(
+        run_dir=Path("/run/kvist/test"),
+        arena_dir=Path("/dev/shm"),
+        host="127.0.0.1",
+        ports={"router": 8080, "router-admin": 8081, "engine": 8100, "agent": 8200, "peer": 8300},
+        python="python3",
+        model="/models/m",
+    )
+    wanted = cluster(cache=PEERS, engine={"replicas": 2})
+    processes = render(make_plan(wanted, cpu_target(2, offline=True)), machine)
+    parser = argparse.ArgumentParser()
+    add_flags(parser, AgentSettings)
+    for number in range(2):
+        (agent,) = [process for process in processes if process.name == f"agent-{number}"]
+        assert agent.ports == {"agent": 8200 + number, "peer": 8300 + number}
+        peer = load(AgentSettings, parser.parse_args(agent.argv[3:]), {}, names.ENV_AGENT).peer
+        assert (peer.host, peer.port) == ("127.0.0.1", 8300 + number)
+        assert peer.urls == ("http://127.0.0.1:8300", "http://127.0.0.1:8301")
+        assert peer.address == peer.urls[number]

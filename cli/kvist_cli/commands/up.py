@@ -19,6 +19,7 @@ from kvist_cli.commands.options import (
     Host,
     PortAgent,
     PortEngine,
+    PortPeer,
     PortRouter,
     PortRouterAdmin,
     Restarts,
@@ -71,6 +72,7 @@ def up(
     port_router_admin: PortRouterAdmin = names.PORT_ROUTER_ADMIN,
     port_engine: PortEngine = names.PORT_ENGINE,
     port_agent: PortAgent = names.PORT_AGENT,
+    port_peer: PortPeer = names.PORT_PEER,
     restarts: Restarts = 5,
     backoff: Backoff = 1.0,
     stop_deadline: StopDeadline = 30.0,
@@ -82,6 +84,7 @@ def up(
         "router_admin": port_router_admin,
         "engine": port_engine,
         "agent": port_agent,
+        "peer": port_peer,
     }
     values = {
         "run_dir": run_dir,

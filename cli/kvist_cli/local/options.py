@@ -14,12 +14,15 @@ PortNumber = Annotated[int, Field(ge=1, le=65535)]
 
 
 class Ports(Settings):
-    """First port of each kind; the replica's ordinal is added to those of engines and agents."""
+    """First port of each kind; the replica's ordinal is added to all but the router's."""
 
     router: PortNumber = Field(default=names.PORT_ROUTER, description="OpenAI endpoint")
     router_admin: PortNumber = Field(default=names.PORT_ROUTER_ADMIN, description="router's admin endpoint")
     engine: PortNumber = Field(default=names.PORT_ENGINE, description="first engine")
     agent: PortNumber = Field(default=names.PORT_AGENT, description="first agent")
+    peer: PortNumber = Field(
+        default=names.PORT_PEER, description="first agent's for other agents, with cache.peers"
+    )
 
     def by_plan_name(self) -> dict[str, int]:
         """As the plan names them."""

@@ -45,15 +45,14 @@ def _agent(cluster: CacheCluster, target: Target) -> Program:
         arguments += ["--disk.fsync", cache.disk.fsync]
         volumes.append(Volume(VolumeKind.DISK, cache.disk.size, cache.disk.path))
     arguments += shared_arguments(cluster, managed=target.managed_redis)
-    peers = target.discovery == "kubernetes" and has_peers(cluster)
-    arguments += peer_arguments(cluster) if peers else []
+    arguments += peer_arguments(cluster)
     return Program(
         role=Role.AGENT,
         module="kvist_connector",
         argv=tuple(arguments),
         # Not /readyz: the arena has its geometry only once the engine's worker has registered.
         health=Health("agent", PATH_HEALTHZ, AGENT_DEADLINE),
-        ports=("agent", PORT) if peers else ("agent",),
+        ports=("agent", PORT) if has_peers(cluster) else ("agent",),
         volumes=tuple(volumes),
     )
 

@@ -13,7 +13,7 @@ that it does not know is an error, so that none reaches a program.
     $(path.replicas)       the router's list of replicas   $(lora.<name>)   folder or name of an adapter
     $(service.engine)      Service of the engines          $(namespace)     of the cluster: Kubernetes only
     $(path.token)          file with the agents' token: Kubernetes only
-    $(peer.urls)           of all replicas' agents         $(peer.address) own one of them: Kubernetes only
+    $(peer.urls)           of all replicas' agents         $(peer.address) this one's of them
     $(redis.urls)          of a managed Redis              $(path.redis-password), $(path.redis-ca)
     $(path.object-store-credentials)
 """

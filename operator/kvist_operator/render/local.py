@@ -15,6 +15,7 @@ import yaml
 
 from kvist_connector.errors import ConfigError
 from kvist_operator.plan import Plan, Program, Role, VolumeKind, fill, fill_yaml
+from kvist_operator.plan.peers import PORT as PEER
 
 # sun_path of a Unix socket, with its final zero, on Linux.
 SOCKET_PATH_LIMIT: Final = 107
@@ -32,7 +33,7 @@ class Machine:
     run_dir: Path
     arena_dir: Path
     host: str  # of the router; engines, agents and admin port listen on loopback only
-    ports: Mapping[str, int]  # by port name of the plan: router, router-admin, engine, agent
+    ports: Mapping[str, int]  # by port name of the plan: router, router-admin, engine, agent, peer
     python: str
     model: str  # resolved folder or hub name
     lora: Mapping[str, str] = field(default_factory=dict)
@@ -149,6 +150,8 @@ def _common(
 def _values(plan: Plan, machine: Machine, replica: str, ordinal: int) -> dict[str, str]:
     per_replica = {port for program in plan.per_replica for port in program.ports}
     ports = {name: port + ordinal * (name in per_replica) for name, port in machine.ports.items()}
+    # A machine without such a port has a plan without peers.
+    first = machine.ports.get(PEER, 0)
     folder = machine.run_dir / replica
     socket = _socket(folder, plan.name, replica)
     wished = next((v.path for p in plan.per_replica for v in p.volumes if v.kind is VolumeKind.DISK), None)
@@ -165,6 +168,8 @@ def _values(plan: Plan, machine: Machine, replica: str, ordinal: int) -> dict[st
         "path.replay": str(socket) + REPLAY_SUFFIX,
         "path.arena": str(machine.arena_dir / f"kvist-{plan.name}-{replica}.arena"),
         "path.disk": str(disk),
+        "peer.urls": ",".join(f"http://{LOOPBACK}:{first + i}" for i in range(plan.replicas)),
+        "peer.address": f"http://{LOOPBACK}:{first + ordinal}",
         **machine.secrets,
         **{f"port.{name}": str(port) for name, port in ports.items()},
         **{f"lora.{name}": path for name, path in machine.lora.items()},

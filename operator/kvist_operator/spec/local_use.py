@@ -22,7 +22,6 @@ KUBERNETES_ONLY: Final = frozenset(
         "spec.engine.env.valueFrom",
         "spec.cache.disk.volumeClaimTemplate",
         "spec.cache.disk.retention",
-        "spec.cache.peers",
         "spec.cache.remote.redis.managed",
         "spec.cache.remote.whenDeleted",
         "spec.cache.compression",

@@ -14,5 +14,5 @@ class Peers(Section):
         default=False,
         description="true: replicas read chunks out of each other's memory, chunks can be moved between "
         "them, and a drain leaves the most valuable ones to the others where no tier is shared. A lookup "
-        "asks every replica. Nothing with memory: 0. Kubernetes only. Default: false.",
+        "asks every replica. Nothing with memory: 0. Default: false.",
     )
