@@ -19,6 +19,7 @@ from kvist_cli.progress import Progress
 
 COMMANDS = (
     *("up", "down", "status", "stats", "lookup", "clear", "pin", "unpin", "prefetch", "move", "retire"),
+    *("compress", "decompress"),
     *("demo", "model path", "model fetch-demo"),
 )
 

@@ -184,6 +184,8 @@ def _line(answer: Answer, verb: str) -> str:
     }
     more = "".join(f", {answer[key]} {text}" for key, text in remarks.items() if answer.get(key))
     size = format_bytes(answer["bytes"])
+    if "bytes_after" in answer and not would:
+        size = f"{size} to {format_bytes(answer['bytes_after'])}"
     what = f"{counted(answer['chunks'], 'chunk')}, {counted(answer['tokens'], 'token')}"
     return f"{what}, {size} {would}{verb}{more}"
 

@@ -1,4 +1,4 @@
-"""Controls that change what is cached: pin, unpin, clear, prefetch, move.
+"""Controls that change what is cached: pin, unpin, clear, prefetch, move, compress, decompress.
 
 Called by http.py. Each answers with the chunks, tokens and bytes that it changed (or would change: dry
 run), and asking again changes nothing more. A chunk that a running request uses stays where it is.
@@ -16,6 +16,7 @@ from kvist_connector.agent.lower import LowerTier
 from kvist_connector.agent.pins import Pins
 from kvist_connector.agent.selection import RequestError, Selector, given, select, typed, with_descendants
 from kvist_connector.protocol.tiers import SHARED_TIERS, Tier
+from kvist_connector.tiers.coding import Compression
 
 MAX_PIN_SECONDS = 365 * 86400.0
 _DELETED_AT_ONCE = 32
@@ -48,6 +49,13 @@ class MoveBody(Selector, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     to: str
     copy: bool = False
+    dry_run: bool = False
+
+
+class RecodeBody(Selector, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Body of compress and decompress: in one tier below memory, or all of them."""
+
+    tier: str = ALL_TIERS
     dry_run: bool = False
 
 
@@ -175,6 +183,48 @@ class Edits:
             leased=removed.leased,
             pinned=0,
         )
+
+    async def compress(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Store chunks compressed, losslessly, where they lie as they are. Raises TierError."""
+        return await self._recode(typed(body, RecodeBody), "zstd")
+
+    async def decompress(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Store chunks as they are where they lie compressed. Raises TierError."""
+        return await self._recode(typed(body, RecodeBody), "none")
+
+    async def _recode(self, asked: RecodeBody, compression: Compression) -> dict[str, Any]:
+        if asked.tier == Tier.MEMORY.label:
+            raise RequestError("chunks in memory are never compressed: name a tier below it", "tier")
+        tiers = [tier for tier in self._tiers(asked.tier) if tier not in (Tier.MEMORY, Tier.PEER)]
+        done: list[tuple[Chunk, int, int]] = []
+        missing = 0
+        for chunk in await self._found(asked):
+            for tier in tiers:
+                sizes = await self._lower[tier].recode(chunk, None, compression)
+                if sizes is not None and not asked.dry_run:
+                    sizes = await self._recode_one(chunk.key, tier, compression)
+                    missing += self._core.catalog.resident(chunk.key) is None
+                if sizes is not None:
+                    done.append((chunk, *sizes))
+        self._core.room_changed()
+        return self._answer([chunk for chunk, _, _ in done], asked.dry_run) | {
+            "bytes": sum(before for _, before, _ in done),
+            "bytes_after": sum(after for _, _, after in done),
+            "missing": missing,
+        }
+
+    async def _recode_one(self, key: bytes, tier: Tier, compression: Compression) -> tuple[int, int] | None:
+        """By way of memory: what is written is what was verified."""
+        await self._core.loader.bring([key])
+        chunk = self._core.catalog.resident(key)
+        if chunk is None or chunk.ref is None:
+            return None
+        memory = self._core.memory
+        memory.lease(chunk)
+        try:
+            return await self._lower[tier].recode(chunk, memory.views(chunk.ref), compression)
+        finally:
+            memory.unlease(chunk)
 
     async def _store(self, target: Tier, keys: Sequence[bytes]) -> None:
         """Write chunks that are in memory to a lower tier, parents first; stops where that fails."""

@@ -72,6 +72,8 @@ class Api:
                 web.post(names.PATH_CLEAR, self._change(lambda controls: controls.edits.clear)),
                 web.post(names.PATH_PREFETCH, self._change(lambda controls: controls.edits.prefetch)),
                 web.post(names.PATH_MOVE, self._change(lambda controls: controls.edits.move)),
+                web.post(names.PATH_COMPRESS, self._change(lambda controls: controls.edits.compress)),
+                web.post(names.PATH_DECOMPRESS, self._change(lambda controls: controls.edits.decompress)),
                 web.post(names.PATH_OFFER, self._offer),
                 web.post(names.PATH_TAKE, self._change(lambda controls: controls.handover.take)),
                 web.post(names.PATH_RELEASE, self._change(lambda controls: controls.handover.release)),

@@ -21,6 +21,7 @@ from kvist_connector.agent.catalog import Catalog, Chunk
 from kvist_connector.agent.speed import Speed
 from kvist_connector.errors import IntegrityError, StorageFull, TierError
 from kvist_connector.protocol.tiers import Tier
+from kvist_connector.tiers.coding import Compression
 from kvist_connector.tiers.deadline import LateAnswerError
 from kvist_connector.tiers.envelope import EnvelopeStore, ForeignChunk, Header, LockedChunk
 
@@ -114,6 +115,10 @@ class LowerTier(ABC):
         """Put the chunk; false when it was there. Raises StorageFull or TierError."""
 
     @abstractmethod
+    async def _room_for(self, chunk: Chunk, size: int) -> None:
+        """A chunk that is here takes `size` bytes more for a while. Raises StorageFull or TierError."""
+
+    @abstractmethod
     def drop_all(self) -> tuple[int, int]:
         """Forget every chunk now and delete the objects in the background; chunks and bytes known of."""
 
@@ -183,6 +188,42 @@ class LowerTier(ABC):
             size = self._store.stored_at_most(sum(part.nbytes for part in parts))
             self._enter(chunk.key, chunk.parent, chunk.index, size)
         return Stored.WRITTEN if written else Stored.PRESENT
+
+    async def recode(
+        self, chunk: Chunk, parts: Sequence[memoryview] | None, compression: Compression
+    ) -> tuple[int, int] | None:
+        """Store a chunk that is here compressed, or not: its stored bytes before and after.
+
+        None when it is so already, or is not here any more. Without `parts` nothing is written, and what
+        it would take is not known: both are the bytes of now. Raises TierError.
+        """
+        fingerprint, era = self._fingerprint, self._era
+        with self._busy.hold():
+            known = self._catalog.index(self.tier).get(chunk.key) is not None
+            if self.closed or not known or chunk.key in self._deleting:
+                return None
+            try:
+                header = await self._store.header(fingerprint, chunk.key)
+                if header is None or (header.codec != "") == (compression != "none"):
+                    return None
+                if parts is None:
+                    return header.stored_bytes, header.stored_bytes
+                if compression == "none":
+                    await self._room_for(chunk, header.raw_bytes)
+                changed = await self._store.rewrite(header, parts, compression)
+            except IntegrityError as error:
+                self._spoiled(chunk.key, error)
+                return None
+            except (TierError, StorageFull) as error:
+                self._failed("write_failed", error)
+                self._catalog.leave_below(self.tier, chunk.key)
+                raise TierError(f"{self.tier.label}: {error}") from error
+        self._answering.worked()
+        # What was dropped, cleared or retired meanwhile does not come back by this.
+        if era != self._era or self.tier not in self._catalog.tiers_of(chunk.key):
+            self._delete_soon(chunk.key, fingerprint)
+            return None
+        return None if changed is header else (header.stored_bytes, changed.stored_bytes)
 
     def drop(self, key: bytes) -> int | None:
         """Forget one chunk now and delete its object in the background; its bytes, None when not known of."""

@@ -87,7 +87,7 @@ class OwnTier(LowerTier):
 
     async def _write(self, chunk: Chunk, parts: Sequence[memoryview], fingerprint: bytes) -> bool:
         size = self._store.stored_at_most(sum(part.nbytes for part in parts))
-        with self._parent_kept(chunk):
+        with self._kept(chunk.parent):
             await self._make_room(size)
             try:
                 return await self._put(chunk, parts, fingerprint)
@@ -97,18 +97,22 @@ class OwnTier(LowerTier):
                     raise
                 return await self._put(chunk, parts, fingerprint)
 
+    async def _room_for(self, chunk: Chunk, size: int) -> None:
+        with self._kept(chunk.key):
+            await self._make_room(size)
+
     @contextmanager
-    def _parent_kept(self, chunk: Chunk) -> Iterator[None]:
-        """Making room for a chunk must not evict the one it continues."""
+    def _kept(self, key: bytes) -> Iterator[None]:
+        """Making room for a chunk must not evict the one it continues, nor itself."""
         index = self._catalog.index(self.tier)
-        node = index.get(chunk.parent)
+        node = index.get(key)
         if node is not None:
-            index.block(chunk.parent)
+            index.block(key)
         try:
             yield
         finally:
-            if node is not None and index.get(chunk.parent) is node:
-                index.unblock(chunk.parent)
+            if node is not None and index.get(key) is node:
+                index.unblock(key)
 
     async def _make_room(self, size: int) -> None:
         if size > self._limit:

@@ -139,6 +139,10 @@ class SharedTier(LowerTier):
         self._bound()
         return written
 
+    async def _room_for(self, chunk: Chunk, size: int) -> None:
+        # The server's own affair.
+        pass
+
     def _lost(self, key: bytes) -> None:
         # What cannot be had is worth storing again; should it be there still, nothing is sent twice.
         self._catalog.leave_below(self.tier, key)

@@ -53,9 +53,14 @@ class Coding:
         """The tier took `size` bytes."""
         self.gain = self.gain.moved(size, seconds)
 
-    def encode(self, plain: Header, parts: Sequence[Buffer]) -> tuple[Header, Sequence[Buffer]]:
-        """Header and body as stored, from a header without codec, key and checksum."""
-        packed = self._packed(parts)
+    def encode(
+        self, plain: Header, parts: Sequence[Buffer], compression: Compression | None = None
+    ) -> tuple[Header, Sequence[Buffer]]:
+        """Header and body as stored, from a header without codec, key and checksum.
+
+        `compression`: of this chunk; None: as is the tier's rule.
+        """
+        packed = self._packed(parts, compression or self._compression)
         body = parts if packed is None else [packed]
         size = total_bytes(body) + self.extra_bytes
         header = msgspec.structs.replace(plain, codec="" if packed is None else CODEC, stored_bytes=size)
@@ -96,9 +101,9 @@ class Coding:
         assert self._keys is not None
         return self._keys.decrypt(header.key_id, body, _authenticated(header))
 
-    def _packed(self, parts: Sequence[Buffer]) -> bytes | None:
-        auto = self._compression == "auto"
-        if self._compression == "none" or (auto and not self.gain.compress_next):
+    def _packed(self, parts: Sequence[Buffer], compression: Compression) -> bytes | None:
+        auto = compression == "auto"
+        if compression == "none" or (auto and not self.gain.compress_next):
             return None
         # Whoever does not compress need not import the library.
         from kvist_connector.tiers.compression import compress

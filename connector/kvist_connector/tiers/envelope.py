@@ -14,9 +14,11 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
 
+import msgspec
+
 from kvist_connector.errors import IntegrityError, TierError
 from kvist_connector.tiers.base import Buffer, ChunkStore, Item, Read, total_bytes
-from kvist_connector.tiers.coding import Coding
+from kvist_connector.tiers.coding import Coding, Compression
 from kvist_connector.tiers.header import (
     HEADER_BYTES,
     SEAL_BYTES,
@@ -120,6 +122,31 @@ class EnvelopeStore:
         if written:
             self._coding.moved(header.stored_bytes, time.perf_counter() - start)
         return written
+
+    async def header(self, fingerprint: bytes, key: bytes) -> Header | None:
+        """How a chunk is stored; None when it is not."""
+        head = bytearray(HEADER_BYTES)
+        length = await self.inner.get(Read(self.name(fingerprint, key), [memoryview(head)]))
+        return None if length is None else _expect(head, length, key)
+
+    async def rewrite(self, header: Header, parts: Sequence[Buffer], compression: Compression) -> Header:
+        """Store the bytes of a chunk that is stored as `header` says anew; how it is stored then.
+
+        Nothing is written when that changes nothing, or when another agent stores it meanwhile. A
+        failure leaves it not stored.
+        """
+        plain = msgspec.structs.replace(
+            header, codec="", key_id="", stored_bytes=header.raw_bytes, checksum=b""
+        )
+        changed, body = await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._coding.encode, plain, parts, compression
+        )
+        if changed.codec == header.codec:
+            return header
+        name = self.name(header.fingerprint, header.key)
+        await self.inner.delete(name)
+        written = await self.inner.put_if_absent(name, [pack_header(changed), *body])
+        return changed if written else header
 
     async def sizes(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[int | Exception | None]:
         """Stored length of each chunk, None for a miss; failures are returned, not raised."""

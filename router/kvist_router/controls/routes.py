@@ -1,4 +1,4 @@
-"""`POST /v1/kvist/lookup|pin|unpin|clear|prefetch|move|retire` on the admin port, for all replicas or some.
+"""`POST /v1/kvist/lookup` and the other controls on the admin port, for all replicas or some.
 
 Bodies are those of the agents, and texts, messages, a tenant and names of replicas beside them. Answers
 have each replica's own, the sums, and `incomplete`: who did not do it.
@@ -35,6 +35,8 @@ CONTROLS = (
     names.PATH_CLEAR,
     names.PATH_PREFETCH,
     names.PATH_MOVE,
+    names.PATH_COMPRESS,
+    names.PATH_DECOMPRESS,
     names.PATH_RETIRE,
 )
 _TIERS = tuple(tier.label for tier in Tier)

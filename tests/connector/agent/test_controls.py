@@ -169,6 +169,55 @@ async def test_a_move_that_the_disk_refuses_leaves_the_chunk_where_it_was(agent)
     assert places(harness, keys(6)) == [["memory"]] * 6
 
 
+async def test_compressed_chunks_take_less_and_are_read_as_they_were(agent):
+    harness, engine = agent
+    edits = harness.parts.controls.edits
+    used = (await harness.faulty.inner.capacity()).used
+    foretold = await edits.compress({"tokens": TOKENS, "dry_run": True})
+    did = await edits.compress({"tokens": TOKENS, "tier": "disk"})
+    assert (foretold["chunks"], foretold["bytes"]) == (did["chunks"], did["bytes"]) == (6, 6 * BYTES)
+    assert did["missing"] == 0
+    left = (await harness.faulty.inner.capacity()).used
+    assert used - left == did["bytes"] - did["bytes_after"] > 0
+    assert (await edits.compress({"tokens": TOKENS}))["chunks"] == 0
+    await edits.clear({"tier": "memory"})
+    assert engine.holds(keys(6), await engine.lookup(keys(6)))
+    back = await edits.decompress({"all": True})
+    assert (back["chunks"], back["bytes"], back["bytes_after"]) == (6, did["bytes_after"], did["bytes"])
+    assert (await harness.faulty.inner.capacity()).used == used
+    await edits.clear({"tier": "memory"})
+    assert engine.holds(keys(6), await engine.lookup(keys(6)))
+
+
+async def test_chunks_of_memory_are_not_compressed(agent):
+    harness, _ = agent
+    with pytest.raises(RequestError, match="never compressed"):
+        await harness.parts.controls.edits.compress({"all": True, "tier": "memory"})
+
+
+async def test_a_chunk_that_could_not_be_written_anew_is_not_believed_to_be_there(agent):
+    harness, engine = agent
+    harness.faulty.plan = lambda operation, key: TierError("down") if operation == "put" else None
+    with pytest.raises(TierError, match="disk: down"):
+        await harness.parts.controls.edits.compress({"tokens": TOKENS})
+    assert places(harness, keys(6)) == [["memory"]] + [["memory", "disk"]] * 5
+    assert engine.holds(keys(6), await engine.lookup(keys(6)))
+
+
+async def test_what_is_cleared_while_it_is_written_anew_does_not_come_back(agent):
+    harness, _ = agent
+    edits = harness.parts.controls.edits
+
+    def clear(operation, key):
+        if operation == "put":
+            harness.parts.lower[Tier.DISK].drop_all()
+
+    harness.faulty.plan = clear
+    assert (await edits.compress({"keys": hexes(keys(1))}))["chunks"] == 0
+    await harness.parts.lower[Tier.DISK].settled()
+    assert [item async for item in harness.faulty.inner.items()] == []
+
+
 async def test_tags_of_every_request_that_uses_a_chunk_count(agent):
     harness, engine = agent
     await tag(harness, engine, keys(6), "doc")
