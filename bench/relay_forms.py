@@ -23,7 +23,7 @@ from kvist_router.metrics import RelayMetrics
 from kvist_router.mind.interface import Decision, Metadata, Refusal, Report
 from kvist_router.relay.app import Relay
 from kvist_router.relay.upstream import Upstream
-from kvist_router.server import Servers, listen
+from kvist_router.server import Served, Servers, listen
 from kvist_router.settings import LimitSettings
 
 CONNECTION_HEADERS = frozenset(
@@ -114,7 +114,7 @@ async def serve(form: str, port: int, engines: list[str]) -> None:
             metrics = RelayMetrics(CollectorRegistry())
             app = Relay(ConstantMind(engines), upstream, limits, metrics)
         settle_memory()  # as in service, for every form
-        await Servers([(app, listen("127.0.0.1", port, "port"))], 1).run_until_signal()
+        await Servers([Served(app, listen("127.0.0.1", port, "port"))], limits).run_until_signal()
 
 
 if __name__ == "__main__":

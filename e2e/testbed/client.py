@@ -98,7 +98,9 @@ def service_client(kubectl: Kubectl, namespace: str, cluster: str, model: str) -
 def decision(kubectl: Kubectl, namespace: str, cluster: str, request: str) -> dict[str, Any]:
     """The router's record of a request, asked from within its pod."""
     url = "http://127.0.0.1:8081/v1/kvist/decisions/"
-    ask = f"import sys, urllib.request as r; print(r.urlopen('{url}' + sys.argv[1]).read().decode())"
+    token = "{'Authorization': 'Bearer ' + open('/etc/kvist/token/token').read().strip()}"
+    question = f"r.Request('{url}' + sys.argv[1], headers={token})"
+    ask = f"import sys, urllib.request as r; print(r.urlopen({question}).read().decode())"
     command = ("exec", f"deployment/{cluster}-router", f"--namespace={namespace}", "--", "python3", "-c", ask)
     found: dict[str, Any] = json.loads(kubectl(*command, request))
     return found

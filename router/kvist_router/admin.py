@@ -6,12 +6,14 @@ import time
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Query, Response
+from fastapi import Depends, FastAPI, Query, Request, Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from kvist_connector import names
-from kvist_router.controls.routes import CONTROLS, ClusterControls, Guard, add_controls
+from kvist_router.access.guard import Guard
+from kvist_router.controls.routes import CONTROLS, ClusterControls, add_controls
+from kvist_router.errors import Refused
 from kvist_router.explain import add_explain
 from kvist_router.http_errors import one_error_form, refused
 from kvist_router.mind.interface import Refusal
@@ -35,18 +37,22 @@ def admin_app(
     add_controls(app, controls, guard)
     add_explain(app, mind, guard)
 
-    @app.get(names.PATH_DECISIONS)
+    @app.exception_handler(Refused)
+    async def not_allowed(_: Request, error: Refused) -> Response:
+        return refused(error.refusal, {"WWW-Authenticate": "Bearer"} if error.refusal.status == 401 else None)
+
+    @app.get(names.PATH_DECISIONS, dependencies=[Depends(guard.check)])
     async def decisions(limit: int = Query(default=100, ge=1, le=MAX_DECISIONS)) -> Response:
         return _json({"decisions": mind.records.latest(limit)})
 
-    @app.get(names.PATH_DECISIONS + "/{request_id}")
+    @app.get(names.PATH_DECISIONS + "/{request_id}", dependencies=[Depends(guard.check)])
     async def decision(request_id: str) -> Response:
         record = mind.records.get(request_id)
         if record is None:
             return refused(_NO_RECORD)
         return _json(record)
 
-    @app.get(names.PATH_REPLICAS)
+    @app.get(names.PATH_REPLICAS, dependencies=[Depends(guard.check_reading)])
     async def replicas() -> Response:
         return _json(
             {
@@ -85,6 +91,7 @@ def describe(replica: Replica) -> dict[str, Any]:
         "terminating": replica.terminating,
         "draining": replica.draining,
         "behind": replica.behind,
+        "breaker": replica.breaker.state,
         "models": sorted(replica.models),
         "mirrored": replica.mirrored(time.monotonic()),
         "feed": {

@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import socket
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -21,17 +22,17 @@ import aiohttp
 import uvloop
 import yaml
 from prometheus_client import CollectorRegistry
-from starlette.types import ASGIApp
 
 from kvist_connector import names
 from kvist_connector.errors import ConfigError
 from kvist_connector.settings import add_flags, load, program_parser, to_yaml
 from kvist_router.access.door import Door
+from kvist_router.access.guard import Guard
 from kvist_router.access.keys import KeyBook
 from kvist_router.admin import admin_app
 from kvist_router.controls.fanout import FanOut
 from kvist_router.controls.moving import Mover
-from kvist_router.controls.routes import ClusterControls, Guard
+from kvist_router.controls.routes import ClusterControls
 from kvist_router.controls.selection import Selections
 from kvist_router.controls.spread import Spreader
 from kvist_router.discovery.source import Source
@@ -51,8 +52,9 @@ from kvist_router.mind.verify import Verifier
 from kvist_router.readiness import Readiness
 from kvist_router.relay.app import Relay
 from kvist_router.relay.upstream import Upstream
-from kvist_router.server import Servers, listen
+from kvist_router.server import Served, Servers, listen
 from kvist_router.settings import RouterSettings
+from kvist_router.tls import ServerTls, TlsSettings
 from kvist_router.tokens.remote import RemoteTokenizer
 from kvist_router.tokens.tokenizer import ModelTokenizer
 
@@ -173,44 +175,54 @@ async def build(settings: RouterSettings) -> AsyncIterator[Running]:
                 _mind(settings, found, others, MindMetrics(registry), relay_metrics) as mind,
                 AsyncExitStack() as stack,
             ):
-                link = _link(settings)
-                fanout = FanOut(others, link, CONTROL_SECONDS)
-                spreader = await stack.enter_async_context(_spreading(mind, fanout))
-                secret = _secret(settings.tenant.secret_file)
-                controls = ClusterControls(
-                    mind.replicas, fanout, Selections(mind, secret), spreader, Mover(fanout, MOVE_SECONDS)
-                )
-                guard = Guard(link, settings.admin_host in LOOPBACK)
-                book = await stack.enter_async_context(_book(settings, secret is not None, mind))
-                door = Door(book, settings.tenant.header)
-                relay = Relay(mind, upstream, limits, relay_metrics)
+                controls = await stack.enter_async_context(_controls(settings, mind, others))
+                book = await stack.enter_async_context(_book(settings, mind))
+                tls = await stack.enter_async_context(_tls(settings.tls, mind))
+                relay = Relay(mind, upstream, limits, relay_metrics, settings.admission.seconds)
                 readiness = Readiness(
                     mind.replicas, mind.source, found, settings.index.ready_seconds, limits.queue_seconds > 0
                 )
-                apps: list[tuple[ASGIApp, socket.socket]] = [
-                    (
-                        Endpoint(relay, rest_app(mind, registry, readiness), door, relay_metrics),
-                        endpoint_socket,
-                    ),
-                    (admin_app(mind, registry, controls, guard), admin_socket),
-                ]
-                servers = Servers(apps, limits.drain_seconds, settings.grace_seconds, readiness.stop)
-                yield Running(mind, servers, _url(endpoint_socket), _url(admin_socket))
+                rest, door = rest_app(mind, registry, readiness), Door(book, settings.tenant.header)
+                admin = admin_app(mind, registry, controls, _guard(settings))
+                endpoint = Served(Endpoint(relay, rest, door, relay_metrics), endpoint_socket, tls)
+                own = Served(admin, admin_socket, tls if settings.tls.admin else None)
+                servers = Servers([endpoint, own], limits, settings.grace_seconds, readiness.stop)
+                yield Running(mind, servers, endpoint.url, own.url)
 
 
 @asynccontextmanager
-async def _book(settings: RouterSettings, separated: bool, mind: LocalMind) -> AsyncIterator[KeyBook]:
+async def _book(settings: RouterSettings, mind: LocalMind) -> AsyncIterator[KeyBook]:
     """API keys, read again when their files change."""
+    separated = settings.tenant.secret_file is not None
     book = await asyncio.to_thread(KeyBook, settings.auth, settings.tenants, separated)
     async with background("keys", book.watch, mind.metrics):
         yield book
 
 
 @asynccontextmanager
-async def _spreading(mind: LocalMind, fanout: FanOut) -> AsyncIterator[Spreader]:
+async def _tls(settings: TlsSettings, mind: LocalMind) -> AsyncIterator[ssl.SSLContext | None]:
+    """Certificates, read again when their files change."""
+    if settings.certificate_file is None:
+        yield None
+        return
+    tls = await asyncio.to_thread(ServerTls, settings, settings.certificate_file)
+    async with background("certificates", tls.watch, mind.metrics):
+        yield tls.context
+
+
+@asynccontextmanager
+async def _controls(
+    settings: RouterSettings, mind: LocalMind, session: aiohttp.ClientSession
+) -> AsyncIterator[ClusterControls]:
+    fanout = FanOut(session, _link(settings), CONTROL_SECONDS)
     spreader = Spreader(mind.replicas, fanout)
+    selections = Selections(mind, _secret(settings.tenant.secret_file))
     async with background("retirement", spreader.run, mind.metrics):
-        yield spreader
+        yield ClusterControls(mind.replicas, fanout, selections, spreader, Mover(fanout, MOVE_SECONDS))
+
+
+def _guard(settings: RouterSettings) -> Guard:
+    return Guard(settings.admin_token_file, settings.agent.token_file, settings.admin_host in LOOPBACK)
 
 
 def _link(settings: RouterSettings) -> AgentLink:
@@ -230,11 +242,6 @@ def settle_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @asynccontextmanager

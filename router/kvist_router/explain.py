@@ -13,7 +13,7 @@ import msgspec
 from fastapi import FastAPI, Query, Request, Response
 
 from kvist_connector import names
-from kvist_router.controls.routes import Guard
+from kvist_router.access.guard import Guard
 from kvist_router.errors import Refused
 from kvist_router.http_errors import refused
 from kvist_router.mind.interface import Metadata, Path, Refusal

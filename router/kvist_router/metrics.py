@@ -11,6 +11,7 @@ from collections.abc import Collection
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from kvist_connector import names
+from kvist_router.mind.admission.metrics import AdmissionMetrics
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _DECISION_SECONDS = (0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5)
@@ -71,6 +72,7 @@ class MindMetrics:
     """What decisions were and what came of them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.admission = AdmissionMetrics(registry)
         replica = [names.LABEL_REPLICA]
         self.decision = Histogram(
             "kvist_router_decision_seconds",
@@ -132,6 +134,12 @@ class MindMetrics:
         self.feed = Gauge(
             "kvist_router_feed_live", "1 when the replica's feed is connected.", replica, registry=registry
         )
+        self.breaker = Gauge(
+            "kvist_router_breaker_open",
+            "1 when requests to the replica failed in a row and others are preferred.",
+            replica,
+            registry=registry,
+        )
         self.feed_breaks = Counter(
             "kvist_router_feed_breaks_total", "Feed connections that ended.", replica, registry=registry
         )
@@ -182,5 +190,5 @@ class MindMetrics:
     def forget(self, replica: str) -> None:
         """Drop the series of a replica that was removed, or label values would pile up."""
         self._sent.pop(replica, None)
-        for metric in (self.decisions, self.healthy, self.feed, self.feed_breaks):
+        for metric in (self.decisions, self.healthy, self.feed, self.feed_breaks, self.breaker):
             metric.remove(replica)

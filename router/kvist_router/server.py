@@ -11,12 +11,16 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from kvist_connector.errors import ConfigError
+from kvist_router.inbound import inbound
+from kvist_router.settings import LimitSettings
 
 BACKLOG = 2048
 _log = logging.getLogger(__name__)
@@ -48,17 +52,32 @@ def listen(host: str, port: int, setting: str) -> socket.socket:
     return listener
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """An app on its socket, behind TLS if there is a context."""
+
+    app: ASGIApp
+    listener: socket.socket
+    tls: ssl.SSLContext | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        host, port = self.listener.getsockname()[:2]
+        return f"http{'s' if self.tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 class Servers:
     """Apps on their sockets. `run` returns after `stop`, grace and drain."""
 
     def __init__(
         self,
-        apps: list[tuple[ASGIApp, socket.socket]],
-        drain_seconds: float,
+        served: Sequence[Served],
+        limits: LimitSettings,
         grace_seconds: float = 0.0,
         on_stop: Callable[[], None] = lambda: None,
     ) -> None:
-        self._servers = [(_Server(_config(app, drain_seconds)), listener) for app, listener in apps]
+        self._servers = [(_Server(_config(item, limits)), item.listener) for item in served]
         self._grace_seconds = grace_seconds
         self._on_stop = on_stop
         self._grace: asyncio.TimerHandle | None = None
@@ -101,10 +120,12 @@ class Servers:
             server.should_exit = True
 
 
-def _config(app: ASGIApp, drain_seconds: float) -> uvicorn.Config:
+def _config(served: Served, limits: LimitSettings) -> uvicorn.Config:
+    context = served.tls
     return uvicorn.Config(
-        app,
-        http="httptools",
+        served.app,
+        http=inbound(limits),
+        ssl_context_factory=None if context is None else lambda config, default: context,
         loop="none",
         lifespan="off",
         ws="none",
@@ -115,6 +136,6 @@ def _config(app: ASGIApp, drain_seconds: float) -> uvicorn.Config:
         server_header=False,
         date_header=False,
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=max(1, round(drain_seconds)),
+        timeout_graceful_shutdown=max(1, round(limits.drain_seconds)),
         backlog=BACKLOG,
     )

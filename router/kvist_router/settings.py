@@ -14,11 +14,13 @@ from kvist_connector import names
 from kvist_connector.settings import Settings
 from kvist_router.access.settings import (
     MAX_TENANTS,
+    AdmissionSettings,
     AuthSettings,
     SeparationSettings,
     TenantSettings,
     check_tenants,
 )
+from kvist_router.tls import TlsSettings
 
 # Until every proxy and load balancer has heard that an endpoint goes away.
 KUBERNETES_GRACE_SECONDS = 10.0
@@ -122,6 +124,10 @@ class LimitSettings(Settings):
     """Bounds and deadlines, one per phase."""
 
     body_bytes: int = Field(default=16 * 2**20, ge=1024, description="longest request body, bytes")
+    head_bytes: int = Field(default=2**16, ge=1024, description="longest head of a request, bytes")
+    head_seconds: float = Field(
+        default=10.0, gt=0, description="deadline to receive a request's headers, seconds"
+    )
     body_seconds: float = Field(default=30.0, gt=0, description="deadline to receive a request body, seconds")
     decide_seconds: float = Field(default=10.0, gt=0, description="deadline of a decision, seconds")
     connect_seconds: float = Field(default=2.0, gt=0, description="deadline to connect to an engine, seconds")
@@ -182,6 +188,16 @@ class HealthSettings(Settings):
     failures: int = Field(
         default=2, ge=1, description="failed checks in a row until an engine counts as down"
     )
+    breaker_failures: int = Field(
+        default=5,
+        ge=1,
+        description="failed requests in a row until an engine gets no more while another can take them",
+    )
+    breaker_seconds: float = Field(
+        default=5.0,
+        gt=0,
+        description="until one request tries it again, seconds; twice as long each time that fails, up to 60",
+    )
 
 
 class IndexSettings(Settings):
@@ -218,6 +234,12 @@ class RouterSettings(Settings):
         le=65535,
         description="port of decisions, replicas, metrics; 0: any",
     )
+    admin_token_file: Path | None = Field(
+        default=None,
+        description="file with the admin port's own bearer token, read at every request; none: controls and "
+        "decisions take the agents' token, and need none on a loopback admin_host without it",
+    )
+    tls: TlsSettings = Field(default=TlsSettings(), description="TLS of the OpenAI endpoint")
     name: str = Field(
         default="",
         max_length=128,
@@ -255,7 +277,10 @@ class RouterSettings(Settings):
     auth: AuthSettings = Field(default=AuthSettings(), description="API keys")
     tenant: SeparationSettings = Field(default=SeparationSettings(), description="separation of tenants")
     tenants: tuple[TenantSettings, ...] = Field(
-        default=(), max_length=MAX_TENANTS, description="YAML list of tenants: {name, keys_file}"
+        default=(), max_length=MAX_TENANTS, description="YAML list of {name, keys_file, weight, priority, ..}"
+    )
+    admission: AdmissionSettings = Field(
+        default=AdmissionSettings(), description="the queue in front of the replicas"
     )
 
     @model_validator(mode="after")

@@ -148,6 +148,13 @@ async def test_malformed_http_never_reaches_an_engine() -> None:
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}x",
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n"
         b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n"
+        b"transfer-encoding: identity\r\n\r\n0\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length : 2\r\n\r\n{}",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: +2\r\n\r\n{}",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"2\n{}\r\n0\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nx: a\r\n b\r\ncontent-length: 2\r\n\r\n{}",
         b"\x16\x03\x01 nonsense\r\n\r\n",
     ]
     async with FakeEngine() as engine, process(engine) as (_, url):

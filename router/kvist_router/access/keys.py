@@ -19,12 +19,12 @@ from pathlib import Path
 
 from kvist_connector.errors import ConfigError
 from kvist_router.access.settings import TENANT_NAME, AuthSettings, TenantSettings
+from kvist_router.changes import Stamp, stamp
 
 LOOK_SECONDS = 1.0
 MAX_FILE_BYTES = 16 * 2**20
 _LINE = re.compile(r"sha256:([0-9a-fA-F]{64})(?:\s+(\S+))?")
 _TENANT = re.compile(TENANT_NAME)
-_Stamp = tuple[int, int, int]
 _log = logging.getLogger(__name__)
 
 
@@ -139,13 +139,5 @@ def _read_all(files: Sequence[tuple[Path, str, str | None]], separated: bool) ->
     return found
 
 
-def _stamps(files: Sequence[tuple[Path, str, str | None]]) -> list[_Stamp | None]:
-    return [_stamp(path) for path, _, _ in files]
-
-
-def _stamp(path: Path) -> _Stamp | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+def _stamps(files: Sequence[tuple[Path, str, str | None]]) -> list[Stamp | None]:
+    return [stamp(path) for path, _, _ in files]

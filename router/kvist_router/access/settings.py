@@ -22,6 +22,52 @@ class AuthSettings(Settings):
     )
 
 
+class ShareSettings(Settings):
+    """What a tenant may use."""
+
+    weight: float = Field(
+        default=1.0,
+        gt=0,
+        le=1000,
+        description="its tokens for each one of a tenant of weight 1 while both wait",
+    )
+    priority: int = Field(
+        default=0, ge=-100, le=100, description="those of a lower number go first while requests wait"
+    )
+    requests_per_minute: float | None = Field(
+        default=None,
+        gt=0,
+        description="requests a minute; a minute's worth may come at once; none: any",
+    )
+    tokens_per_minute: float | None = Field(
+        default=None,
+        gt=0,
+        description="tokens of prompts and answers a minute; a minute's worth may come at once; none: any",
+    )
+
+
+class AdmissionSettings(Settings):
+    """The queue in front of the replicas."""
+
+    per_replica: int = Field(
+        default=0,
+        ge=0,
+        description="most requests sent and not ended for each replica that is up; others wait here, by "
+        "priority and by tenant in turns; 0: no bound, all wait in the engines",
+    )
+    waiting: int = Field(
+        default=1024,
+        ge=1,
+        description="most requests that wait here; at one more the tenant with most tokens waiting pays",
+    )
+    seconds: float = Field(default=60.0, gt=0, description="longest wait, seconds; then it is refused")
+    ttft_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        description="requests are refused while the least predicted TTFT is longer, seconds; none: never",
+    )
+
+
 class SeparationSettings(Settings):
     """Separation of tenants in the cache."""
 
@@ -34,9 +80,13 @@ class SeparationSettings(Settings):
         description="request header that holds the tenant's name, set by a gateway in front; not looked at "
         "when there are API keys: then the key says it",
     )
+    others: ShareSettings = Field(
+        default=ShareSettings(),
+        description="what each tenant may use that `tenants` does not name; requests without tenant are one",
+    )
 
 
-class TenantSettings(Settings):
+class TenantSettings(ShareSettings):
     """One tenant."""
 
     name: str = Field(max_length=63, pattern=TENANT_NAME, description="in metrics, logs and the cache salt")

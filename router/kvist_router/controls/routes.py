@@ -6,7 +6,6 @@ have each replica's own, the sums, and `incomplete`: who did not do it.
 
 from __future__ import annotations
 
-import hmac
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,13 +16,13 @@ from fastapi import FastAPI, Request, Response
 
 from kvist_connector import names
 from kvist_connector.protocol.tiers import Tier
+from kvist_router.access.guard import Guard
 from kvist_router.controls.fanout import FanOut
 from kvist_router.controls.moving import Mover
 from kvist_router.controls.selection import Selections, wrong
 from kvist_router.controls.spread import Spreader
-from kvist_router.errors import FeedError, Refused
+from kvist_router.errors import Refused
 from kvist_router.http_errors import refused
-from kvist_router.mind.agent_link import AgentLink
 from kvist_router.mind.interface import Refusal
 from kvist_router.mind.replica import Replica
 
@@ -42,28 +41,6 @@ CONTROLS = (
 _TIERS = tuple(tier.label for tier in Tier)
 _SUMS = ("chunks", "tokens", "bytes")
 _audit = logging.getLogger("kvist.audit")
-
-
-@dataclass(frozen=True)
-class Guard:
-    """Who may use the controls. Without a token only those may who reach a loopback address."""
-
-    link: AgentLink
-    loopback: bool
-
-    async def check(self, request: Request) -> None:
-        """Raise Refused unless the request may: the agents' token is asked for."""
-        if self.link.token_file is None:
-            if not self.loopback:
-                raise Refused(Refusal(403, "controls need agent.token_file, or a loopback admin_host"))
-            return
-        try:
-            expected = (await self.link.headers())["Authorization"]
-        except FeedError as error:
-            raise Refused(Refusal(503, str(error))) from error
-        given = request.headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), expected.encode()):
-            raise Refused(Refusal(401, "missing or wrong bearer token", param="Authorization"))
 
 
 @dataclass(frozen=True)

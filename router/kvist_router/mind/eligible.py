@@ -1,6 +1,7 @@
 """Filters: which replicas may take a request at all, or the refusal that says why none.
 
-Pure; called by mind.py. One that drains gets new requests only when there is no other.
+Pure; called by mind.py. One that drains, or whose breaker is open, gets new requests only when there is
+no other.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def eligible(replicas: list[Replica], model: str | None, exclude: tuple[str, ...
     up = [replica for replica in serving if replica.serves and replica.name not in exclude]
     if not up:
         raise Unavailable(_nobody("no healthy replica serves this model"))
-    return [replica for replica in up if not replica.draining] or up
+    staying = [replica for replica in up if not replica.draining] or up
+    return [replica for replica in staying if replica.breaker.takes] or staying
 
 
 def model_of(replica: Replica, model: str | None) -> ServedModel:

@@ -76,6 +76,7 @@ class Fleet:
 
     def _add(self, settings: ReplicaSettings) -> None:
         replica = Replica(settings, self._index, self._mind.shared)
+        replica.breaker = self._health.breaker()
         self._mind.replicas[replica.name] = replica
         loops = [("health", self._health.run)]
         if replica.agent is not None:
@@ -100,6 +101,7 @@ class Fleet:
             for replica in self._mind.replicas.values():
                 self._metrics.healthy.labels(replica.name).set(replica.healthy)
                 self._metrics.feed.labels(replica.name).set(replica.feed_live)
+                self._metrics.breaker.labels(replica.name).set(replica.breaker.state != "closed")
             await asyncio.sleep(TICK_SECONDS)
 
 

@@ -12,6 +12,7 @@ import logging
 import aiohttp
 import msgspec
 
+from kvist_router.mind.breaker import Breaker
 from kvist_router.mind.models import ServedModel, read_models
 from kvist_router.mind.replica import Replica
 from kvist_router.settings import HealthSettings
@@ -28,6 +29,10 @@ class HealthChecker:
     def __init__(self, session: aiohttp.ClientSession, settings: HealthSettings) -> None:
         self._session = session
         self._settings = settings
+
+    def breaker(self) -> Breaker:
+        """One for a replica, as the settings have it."""
+        return Breaker(self._settings.breaker_failures, self._settings.breaker_seconds)
 
     async def run(self, replica: Replica) -> None:
         """Check until cancelled."""

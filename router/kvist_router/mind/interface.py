@@ -51,11 +51,12 @@ class Refusal(msgspec.Struct, frozen=True, tag=True, tag_field="answer"):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Progress of a request. `unreachable`: the engine could not be connected to."""
+    """Progress of a request. `unreachable`: the engine could not be connected to; `tokens` of the answer."""
 
     event: Event
     error: str = ""
     unreachable: bool = False
+    tokens: int = 0
 
 
 class Mind(Protocol):

@@ -21,6 +21,7 @@ from kvist_connector.keys import root_key
 from kvist_connector.protocol import feed
 from kvist_router.errors import Refused
 from kvist_router.metrics import MindMetrics
+from kvist_router.mind.admission.gate import Gate
 from kvist_router.mind.choice import Candidate, Policy, delays
 from kvist_router.mind.eligible import model_of
 from kvist_router.mind.inflight import Elsewhere, InFlight, InFlightMap
@@ -106,6 +107,9 @@ class LocalMind:
         self._outcomes = Outcomes(self.records, self.in_flight, metrics, source, clock)
         self._settings = settings
         self._policy = policy
+        self.gate = Gate(
+            settings.admission, settings.tenants, settings.tenant.others, self._room, metrics.admission, clock
+        )
         self._memo = KeyMemo(settings.tokens.key_cache_chunks)
         self._roots: SizedLRU[tuple[Identity, str, str], bytes] = SizedLRU(ROOTS_BYTES)
         self._secret = secret
@@ -118,11 +122,15 @@ class LocalMind:
         """See interface.Mind."""
         started = self._clock()
         try:
+            if not metadata.id:
+                self.gate.ask(metadata.tenant)
             question, replicas = await self._question(body, metadata)
+            replicas = await self._admit(question, replicas, metadata)
+            decided = self._decide(question, replicas, self._policy, self._shadows)
+            self.gate.shed(question.id, metadata.tenant, decided.chosen.candidate.cost.total)
         except Refused as refused:
             self.metrics.refusals.labels(refused.refusal.status).inc()
             return refused.refusal
-        decided = self._decide(question, replicas, self._policy, self._shadows)
         decision = self._dispatch(question, decided, body, metadata)
         self.metrics.decision.observe(self._clock() - started)
         return decision
@@ -140,7 +148,7 @@ class LocalMind:
 
     async def report(self, request_id: str, report: Report) -> None:
         """See interface.Mind."""
-        self._outcomes.report(request_id, report)
+        self._heard(request_id, report)
 
     # ---- feeds and housekeeping
 
@@ -156,11 +164,24 @@ class LocalMind:
         """Once a second: end what nobody ends."""
         now = self._clock()
         self._waiting.look()
+        self.gate.look()
         for replica in self.replicas.values():
             replica.pending.expire(now)
             replica.tick(now)
         for request_id in self.in_flight.expired(now):
-            self._outcomes.report(request_id, Report("failed", error="the relay never reported an end"))
+            self._heard(request_id, Report("failed", error="the relay never reported an end"))
+
+    def _heard(self, request_id: str, report: Report) -> None:
+        entry = self.in_flight.get(request_id)
+        if entry is not None:
+            entry.replica.breaker.report(request_id, report, self._clock())
+        self._outcomes.report(request_id, report)
+        if report.event != "first_byte":
+            self.gate.leave(request_id, report.tokens)
+
+    def _room(self, per_replica: int) -> int:
+        """Requests that may be under way; at least one, which finds out when all replicas are down."""
+        return max(1, per_replica * sum(replica.serves for replica in self.replicas.values()))
 
     def _pool(self, measured: Replica) -> None:
         if measured.measured is None:
@@ -173,7 +194,8 @@ class LocalMind:
 
     async def _question(self, body: bytes, metadata: Metadata) -> tuple[_Question, list[Replica]]:
         request = parse(body, metadata.path)
-        if self.in_flight.full or len(self.in_flight) + len(self._waiting) >= self._settings.limits.in_flight:
+        known = len(self.in_flight) + len(self._waiting) + len(self.gate)
+        if self.in_flight.full or known >= self._settings.limits.in_flight:
             raise Refused(Refusal(503, "the router is at its limit of requests in flight",
                                   "service_unavailable", code="overloaded", retry_after=1))  # fmt: skip
         replicas = await self._waiting.replicas(request.model, metadata)
@@ -189,6 +211,22 @@ class LocalMind:
             metadata.id or urandom(16).hex(), request, model, self._salt(request, metadata), prompts, tokens
         )
         return question, replicas
+
+    async def _admit(self, question: _Question, replicas: list[Replica], metadata: Metadata) -> list[Replica]:
+        """Wait for its turn: the replicas that can take it then; raises Refused."""
+        if metadata.id:
+            self.gate.again(question.id, metadata.tenant)
+            return replicas
+        tokens = question.tokens * question.request.copies
+        if not await self.gate.enter(question.id, metadata.tenant, tokens):
+            return replicas
+        found: list[Replica] = []
+        try:
+            found = await self._waiting.replicas(question.request.model, metadata)
+            return found
+        finally:
+            if not found:
+                self.gate.leave(question.id)
 
     def _salt(self, request: Request, metadata: Metadata) -> str:
         if self._secret is None:
@@ -256,6 +294,7 @@ class LocalMind:
     ) -> Decision:
         chosen = decided.chosen
         replica, cost, now = chosen.replica, chosen.candidate.cost, self._clock()
+        replica.breaker.sent(question.id)
         computes = replica.computes(chosen.keys, now)
         ready = now + cost.total
         if computes:

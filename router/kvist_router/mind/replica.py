@@ -18,6 +18,7 @@ from kvist_connector.protocol import feed
 from kvist_connector.protocol.engine import EngineLoad, RequestRecord
 from kvist_connector.protocol.tiers import Tier
 from kvist_router.errors import FeedError
+from kvist_router.mind.breaker import Breaker
 from kvist_router.mind.cost import PRIOR_CHUNK_BYTES, PRIOR_PRICES, Match, Speeds, corrected
 from kvist_router.mind.mirror import NO_HIT, ApproximateIndex, Hit, Mirror
 from kvist_router.mind.models import ServedModel
@@ -68,6 +69,7 @@ class Replica:
         self.gpu_doubted = False
         self.load = EngineLoad()
         self.engine_connected = False
+        self.breaker = Breaker()
         self.drain_news = asyncio.Event()  # the agent should hear from us (drain.py)
         self.behind = False  # its agent does not know yet all that is retired (controls/spread.py)
         self.held_seconds = 0.0  # how long a request stays, moving mean; 0.0 until one has ended
@@ -197,6 +199,7 @@ class Replica:
 
     def tick(self, now: float) -> None:
         """A drain that nobody confirms any more is over: the agent may be gone, and the engine go on."""
+        self.breaker.tick(now)
         if self.mirror.draining and not self.feed_live and now - self._feed_lost > self._stale_seconds:
             self.mirror.draining = False
 
@@ -276,6 +279,7 @@ class Replica:
         self.starts += 1
         self.approximate.clear()
         self.pending.clear()
+        self.breaker.reset()
 
     def _drain_told(self) -> None:
         if self.mirror.draining:

@@ -25,6 +25,7 @@ from kvist_router.relay.headers import (
     request_headers,
     response_headers,
 )
+from kvist_router.relay.spent import answer_tokens
 from kvist_router.relay.upstream import Attempt, Upstream
 from kvist_router.relay.watch import Reason, Watch, Watchdog
 from kvist_router.settings import LimitSettings
@@ -32,7 +33,7 @@ from kvist_router.settings import LimitSettings
 PATHS: dict[str, Path] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 TENANT = "kvist.tenant"  # in the scope of a request: who sends it, as access/door.py found
 
-_FIRST_BYTE, _ENDED = Report("first_byte"), Report("ended")
+_FIRST_BYTE = Report("first_byte")
 _ENDS = ("ended", "rejected", "refused", "cancelled", "failed")
 _REPORTED = Report("failed")  # the mind has heard of this attempt's end already
 _LATE = {
@@ -61,11 +62,18 @@ class _Exchange:
 class Relay:
     """ASGI for `PATHS`; the dispatcher sends nothing else here."""
 
-    def __init__(self, mind: Mind, upstream: Upstream, limits: LimitSettings, metrics: RelayMetrics) -> None:
+    def __init__(
+        self,
+        mind: Mind,
+        upstream: Upstream,
+        limits: LimitSettings,
+        metrics: RelayMetrics,
+        queue_seconds: float = 0.0,
+    ) -> None:
         self._mind = mind
         self._upstream = upstream
         self._limits = limits
-        self._decision_seconds = limits.decide_seconds + limits.queue_seconds
+        self._decision_seconds = limits.decide_seconds + limits.queue_seconds + queue_seconds
         self._metrics = metrics
         self._budget = RetryBudget(limits.retry_ratio)
         self._dog = Watchdog()
@@ -146,9 +154,9 @@ class Relay:
                 second = await self._second(exchange, decision) if may_retry else None
                 if second is not None:
                     return second
-            await self._relay(exchange, decision, attempt)
+            tokens = await self._relay(exchange, decision, attempt)
             if end is None:
-                end = _ENDED if attempt.status < 400 else Report("ended", f"status {attempt.status}")
+                end = _ended(attempt.status, tokens)
             return _outcome(attempt.status)
         except UpstreamError as error:
             end = await self._fail(decision, error)
@@ -196,22 +204,27 @@ class Relay:
         body = exchange.body if decision.body is None else decision.body
         return await self._upstream.open(decision.url, target, headers, body)
 
-    async def _relay(self, exchange: _Exchange, decision: Decision, attempt: Attempt) -> None:
+    async def _relay(self, exchange: _Exchange, decision: Decision, attempt: Attempt) -> int:
+        """Relay the answer; its tokens."""
         first_at = time.monotonic()
         exchange.answered = True
         added = kvist_headers(decision.id, decision.replica, decision.predicted_tokens)
         headers = response_headers(attempt.headers, added)
         await exchange.send({"type": "http.response.start", "status": attempt.status, "headers": headers})
-        pieces = await self._pieces(exchange, attempt)
+        pieces, tail = await self._pieces(exchange, attempt)
         if decision.stream and attempt.status < 400:
             warm = decision.predicted_tokens > 0
             self._ttft[warm].observe(first_at - exchange.started)
             if pieces > 1:
                 self._itl[warm].observe((time.monotonic() - first_at) / (pieces - 1))
+        return answer_tokens(tail, pieces if decision.stream else 0)
 
-    async def _pieces(self, exchange: _Exchange, attempt: Attempt) -> int:
-        """Relay the body as it comes; the last piece known to be the last goes out with the end."""
-        send, piece, pieces = exchange.send, attempt.first, 0
+    async def _pieces(self, exchange: _Exchange, attempt: Attempt) -> tuple[int, tuple[bytes, bytes]]:
+        """Relay the body as it comes; the last piece known to be the last goes out with the end.
+
+        How many there were, and the last two.
+        """
+        send, piece, pieces, before = exchange.send, attempt.first, 0, b""
         phase, idle = exchange.watch.phase, self._limits.idle_seconds
         while piece:
             phase("no progress", idle)
@@ -219,9 +232,13 @@ class Relay:
             if attempt.ended:
                 break
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-            piece = await attempt.read()
+            before, piece = piece, await attempt.read()
         await send({"type": "http.response.body", "body": piece})
-        return pieces
+        return pieces, (before, piece)
+
+
+def _ended(status: int, tokens: int) -> Report:
+    return Report("ended", "" if status < 400 else f"status {status}", tokens=tokens)
 
 
 def _outcome(status: int) -> str:

@@ -14,6 +14,7 @@ from kvist_router.errors import Refused
 from kvist_router.mind.interface import Path, Refusal
 
 MAX_PROMPTS = 256  # prompts of one completions body that are looked at; the others count as cold
+_TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 MAX_TAGS, MAX_TAG_LENGTH = 16, 128
 
 
@@ -40,11 +41,7 @@ def parse(body: bytes, path: Path) -> Request:
     if model is not None and not isinstance(model, str):
         _refuse("model must be a string", "model")
     _check_prompt(fields, path)
-    if fields.get("kv_transfer_params") is not None:
-        _refuse(
-            "kv_transfer_params belongs to the cluster; use kvist: {tags: [..]} for tags",
-            "kv_transfer_params",
-        )
+    _check_transfers(fields)
     salt = fields.get("cache_salt")
     if salt is not None and not isinstance(salt, str):
         _refuse("cache_salt must be a string", "cache_salt")
@@ -130,6 +127,20 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _check_transfers(fields: dict[str, Any]) -> None:
+    """Parameters of transfers name hosts that an engine then talks to, and what it does with their data.
+
+    Engines take them as members of `vllm_xargs` too.
+    """
+    for name in _TRANSFERS:
+        if fields.get(name) is not None:
+            _refuse(f"{name} belongs to the cluster; use kvist: {{tags: [..]}} for tags", name)
+    extra = fields.get("vllm_xargs")
+    for name in extra if isinstance(extra, dict) else ():
+        if name in _TRANSFERS:
+            _refuse(f"vllm_xargs must not hold {name}: it belongs to the cluster", "vllm_xargs")
 
 
 def _check_prompt(fields: dict[str, Any], path: Path) -> None:
