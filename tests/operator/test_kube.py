@@ -289,12 +289,26 @@ def test_secrets_are_files_and_never_environment_or_arguments() -> None:
             "urls": ["rediss://redis:6379"],
             "password": {"name": "login", "key": "pw"},
             "ca": {"name": "ca", "key": "ca.crt"},
+            "sentinel": {"primary": "chunks", "password": {"name": "sentinels"}},
         },
         "objectStore": {"url": "s3://b/p", "credentials": {"name": "s3", "key": "file"}},
     }
-    body = pod(objects_of(cache={"remote": remote}, security={"token": {"name": "mine"}}))
-    mounted = {item["secret"]["secretName"] for item in body["volumes"] if "secret" in item}
-    assert mounted == {"mine", "login", "ca", "s3"}
+    cache = {"remote": remote, "encryption": {"keys": {"name": "chunk-keys", "key": "all"}}}
+    body = pod(objects_of(cache=cache, security={"token": {"name": "mine"}}))
+    secrets = {item["name"]: item["secret"] for item in body["volumes"] if "secret" in item}
+    assert {item["secretName"] for item in secrets.values()} == {
+        "mine",
+        "login",
+        "ca",
+        "sentinels",
+        "s3",
+        "chunk-keys",
+    }
+    agent = body["initContainers"][0]
+    keys = agent["args"][agent["args"].index("--encryption.keys-file") + 1]
+    mount = next(m for m in agent["volumeMounts"] if m["mountPath"] == str(Path(keys).parent))
+    assert mount["readOnly"]
+    assert secrets[mount["name"]]["items"] == [{"key": "all", "path": Path(keys).name}]
     assert not [v for c in containers(body) for v in c["env"] if "secretKeyRef" in str(v)]
 
 

@@ -1,12 +1,14 @@
 """Shared tiers in the plan: the agent's flags, and its secrets as files, on one machine."""
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvist_connector.agent.settings import AgentSettings
-from kvist_connector.settings import field_names
+from kvist_connector.errors import ConfigError
+from kvist_connector.settings import add_flags, field_names, load
 from kvist_operator.plan import TOKEN, cpu_target, make_plan
 from kvist_operator.plan.tiers import external_secrets
 from kvist_operator.render.local import Machine, render
@@ -60,6 +62,71 @@ def test_external_tiers_are_flags_and_their_secrets_files():
     }
     argv = agent(cluster(cache={"remote": {"redis": REDIS}})).argv
     assert not any(TOKEN.search(argument) for argument in argv)
+
+
+def tiers(**cache):
+    found = flags(agent(cluster(cache=cache)))
+    return {name: value for name, value in found.items() if name.split(".")[0] in ("--redis", "--encryption")}
+
+
+def test_members_of_a_cluster_and_sentinels_are_told_apart_from_servers():
+    urls = ["redis://one:6379", "redis://two:6379"]
+    assert tiers(remote={"redis": {"urls": urls, "cluster": True}}) == {
+        "--redis.urls": ",".join(urls),
+        "--redis.cluster": "true",
+    }
+    sentinel = {"primary": "chunks", "password": {"name": "sentinels", "key": "password"}}
+    assert tiers(remote={"redis": {"urls": urls, "sentinel": sentinel}}) == {
+        "--redis.urls": ",".join(urls),
+        "--redis.sentinel": "chunks",
+        "--redis.sentinel-password-file": "/secrets/sentinels/password",
+    }
+
+
+@pytest.mark.parametrize(
+    ("redis", "words"),
+    [
+        ({"urls": ["redis://a", "rediss://b"], "cluster": True}, "may differ in host and port only"),
+        ({"urls": ["redis://a/1"], "cluster": True}, "database 0 only"),
+        ({"urls": ["redis://a/1", "redis://b/2"], "sentinel": {"primary": "p"}}, "in host and port only"),
+    ],
+)
+def test_addresses_that_are_not_of_one_group_are_refused(redis, words):
+    with pytest.raises(ConfigError, match=words):
+        cluster(cache={"remote": {"redis": redis}})
+
+
+@pytest.mark.parametrize("codec", ["none", "auto", "zstd"])
+def test_the_codec_is_told_to_every_tier_that_there_is(codec):
+    found = flags(agent(cluster(cache=BOTH | {"compression": {"codec": codec}})))
+    told = {name: value for name, value in found.items() if name.endswith(".compression")}
+    assert told == {"--redis.compression": codec, "--object-store.compression": codec}
+    found = flags(agent(cluster(cache={"disk": {"size": "1Gi"}, "compression": {"codec": codec}})))
+    assert found["--disk.compression"] == codec
+    managed = {"remote": {"redis": {"managed": {}}}, "compression": {"codec": codec}}
+    assert not any(name.endswith(".compression") for name in flags(agent(cluster(cache=managed))))
+
+
+def test_without_a_codec_the_agent_decides():
+    given = cluster(cache=BOTH | {"disk": {"size": "1Gi"}})
+    assert not any(name.endswith(".compression") for name in flags(agent(given)))
+
+
+def test_keys_are_a_file():
+    given = cluster(cache={"disk": {"size": "1Gi"}, "encryption": {"keys": {"name": "chunk-keys"}}})
+    assert flags(agent(given))["--encryption.keys-file"] == "/secrets/chunk-keys/token"
+    (secret,) = external_secrets(given).values()
+    assert secret.field == "spec.cache.encryption.keys"
+
+
+def test_the_agent_takes_what_the_plan_tells_it():
+    redis = {"urls": ["redis://one:6379"], "cluster": True}
+    cache = BOTH | {"remote": {"redis": redis}, "compression": {"codec": "auto"}}
+    parser = argparse.ArgumentParser()
+    add_flags(parser, AgentSettings)
+    settings = load(AgentSettings, parser.parse_args(agent(cluster(cache=cache)).argv[3:]), {}, "X_")
+    assert settings.redis.cluster is True
+    assert settings.redis.compression == "auto"
 
 
 def test_every_flag_is_one_that_the_agent_has():

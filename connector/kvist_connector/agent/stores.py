@@ -56,9 +56,9 @@ async def open_stores(
     }
 
 
-def _keys(path: Path | None) -> Keyring | None:
+def _keys(path: Path | None) -> Callable[[], Keyring] | None:
     if path is None:
         return None
-    from kvist_connector.tiers.encryption import read_keys
+    from kvist_connector.agent.keys_file import KeysFile
 
-    return read_keys(path, "encryption.keys_file")
+    return KeysFile(path)

@@ -19,6 +19,8 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+from kvist_connector.errors import TierError
+
 Buffer = bytes | bytearray | memoryview
 _NOBODYS = bytes(16)  # as likely the key of a chunk as any other
 
@@ -56,6 +58,10 @@ class Read:
 
     key: bytes
     into: Sequence[memoryview]
+
+
+class ElsewhereError(TierError):
+    """Another one of a group of servers has this key now: an answer, not a failure of the one asked."""
 
 
 class ChunkStore(ABC):

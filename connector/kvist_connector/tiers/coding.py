@@ -26,17 +26,20 @@ CODEC: Final = "blosc-zstd"
 
 
 class Coding:
-    """Of one tier. `compression`: zstd always, auto where it was measured to be faster, none never."""
+    """Of one tier. `compression`: zstd always, auto where it was measured to be faster, none never.
+
+    `keys` is asked for each chunk: they may change meanwhile.
+    """
 
     def __init__(
         self,
         compression: Compression = "none",
-        keys: Keyring | None = None,
+        keys: Callable[[], Keyring] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._compression = compression
         self._keys = keys
-        self._clock = clock
+        self.clock = clock  # seconds
         self.gain = Gain()
 
     @property
@@ -49,9 +52,13 @@ class Coding:
         """Most raw bytes of a chunk: those of one message of the cipher; None: no limit."""
         return 2**31 - 1 - SEAL_BYTES if self._keys is not None else None
 
-    def moved(self, size: int, seconds: float) -> None:
+    def was_written(self, size: int, seconds: float) -> None:
         """The tier took `size` bytes."""
-        self.gain = self.gain.moved(size, seconds)
+        self.gain = self.gain.wrote(size, seconds)
+
+    def was_read(self, size: int, seconds: float) -> None:
+        """The tier gave `size` bytes."""
+        self.gain = self.gain.read(size, seconds)
 
     def encode(
         self, plain: Header, parts: Sequence[Buffer], compression: Compression | None = None
@@ -65,8 +72,9 @@ class Coding:
         size = total_bytes(body) + self.extra_bytes
         header = msgspec.structs.replace(plain, codec="" if packed is None else CODEC, stored_bytes=size)
         if self._keys is not None:
-            header = msgspec.structs.replace(header, key_id=self._keys.writing)
-            body = self._keys.encrypt(body, _authenticated(header))
+            keys = self._keys()
+            header = msgspec.structs.replace(header, key_id=keys.writing)
+            body = keys.encrypt(body, _authenticated(header))
         return msgspec.structs.replace(header, checksum=checksum(body)), body
 
     def decode(self, header: Header, stored: Sequence[memoryview], into: Sequence[memoryview]) -> None:
@@ -99,7 +107,7 @@ class Coding:
             return body
         self.refuse(header)
         assert self._keys is not None
-        return self._keys.decrypt(header.key_id, body, _authenticated(header))
+        return self._keys().decrypt(header.key_id, body, _authenticated(header))
 
     def _packed(self, parts: Sequence[Buffer], compression: Compression) -> bytes | None:
         auto = compression == "auto"
@@ -124,9 +132,9 @@ class Coding:
     def _unpacked(self, packed: bytes, into: Sequence[memoryview]) -> None:
         from kvist_connector.tiers.compression import decompress
 
-        start = self._clock()
+        start = self.clock()
         decompress(packed, into)
-        self.gain = self.gain.unpacked(total_bytes(into), self._clock() - start)
+        self.gain = self.gain.unpacked(total_bytes(into), self.clock() - start)
 
 
 def _authenticated(header: Header) -> bytes:

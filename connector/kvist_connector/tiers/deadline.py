@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from kvist_connector.errors import StorageFull, TierError
-from kvist_connector.tiers.base import Buffer, Capacity, ChunkStore, Item, Read
+from kvist_connector.tiers.base import Buffer, Capacity, ChunkStore, ElsewhereError, Item, Read
 from kvist_connector.tiers.wrapper import WrapperStore
 
 R = TypeVar("R")
@@ -84,7 +84,9 @@ class DeadlineStore(WrapperStore):
             self._operations.failed(error)
             return [error] * len(keys)
         self._questions.worked()
-        failures = [item for item in found if isinstance(item, Exception)]
+        failures = [
+            item for item in found if isinstance(item, Exception) and not isinstance(item, ElsewhereError)
+        ]
         if failures:
             self._operations.failed(failures[0])
         else:
@@ -133,7 +135,7 @@ class DeadlineStore(WrapperStore):
         try:
             async with asyncio.timeout(self._limit):
                 result = await work()
-        except StorageFull:
+        except (StorageFull, ElsewhereError):
             self._operations.worked()
             raise
         except TimeoutError as error:

@@ -1,8 +1,9 @@
 """AES-256-GCM of chunks at rest, with keys from a file.
 
 The file has one key a line, `name base64-of-32-bytes`: the first one encrypts, every one
-decrypts. To rotate, put a new line first on every agent, and take the old one away when no
-chunk needs it (those that still do are misses).
+decrypts. To rotate, add a new line last on every agent, then put it first on every agent, so that
+none stores what another cannot read yet; take the old one away when no chunk needs it (those that
+still do are misses).
 
 Nonces are 96 random bits, drawn anew for every write and stored before the ciphertext. By the
 rule for random nonces (NIST SP 800-38D, 8.3) a key is good for 2^32 chunks over all agents:
@@ -17,7 +18,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
@@ -39,6 +39,11 @@ class Keyring:
     writing: str
     keys: Mapping[str, AESGCM]
 
+    @property
+    def names(self) -> str:
+        """Of all of them, for messages."""
+        return ", ".join(sorted(self.keys))
+
     def encrypt(self, parts: Sequence[Buffer], header: bytes) -> list[bytes]:
         """Nonce and ciphertext of the concatenated parts."""
         nonce = os.urandom(NONCE_BYTES)
@@ -48,8 +53,7 @@ class Keyring:
         """Raises LockedChunk in words."""
         key = self.keys.get(name)
         if key is None:
-            known = ", ".join(sorted(self.keys))
-            raise LockedChunk(f"encrypted by key {name!r}, the key file has {known}: add that key")
+            raise LockedChunk(f"encrypted by key {name!r}, the key file has {self.names}: add that key")
         view = memoryview(sealed)
         try:
             return key.decrypt(view[:NONCE_BYTES], view[NONCE_BYTES:], header)
@@ -60,24 +64,19 @@ class Keyring:
             ) from error
 
 
-def read_keys(path: Path, setting: str) -> Keyring:
-    """Raises ConfigError, which never has a key in it."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ConfigError(f"{setting}: {path} cannot be read: {reason}") from error
+def parse_keys(text: str, where: str) -> Keyring:
+    """Of a key file; `where` begins the ConfigError, which never has a key in it."""
     keys: dict[str, AESGCM] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
-        name, key = _parse(line, f"{setting}: line {number} of {path}")
+        name, key = _parse(line, f"{where}: line {number}")
         if name in keys:
-            raise ConfigError(f"{setting}: line {number} of {path} names {name!r} again: remove one")
+            raise ConfigError(f"{where}: line {number} names {name!r} again: remove one")
         keys[name] = key
     if not 0 < len(keys) <= _MOST_KEYS:
         raise ConfigError(
-            f"{setting}: {path} has {len(keys)} keys: write 1 to {_MOST_KEYS} lines `name base64-of-32-bytes`"
+            f"{where} has {len(keys)} keys: write 1 to {_MOST_KEYS} lines `name base64-of-32-bytes`"
         )
     return Keyring(next(iter(keys)), keys)
 

@@ -10,7 +10,6 @@ that the chunks of one model can be listed and cleared.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
 
@@ -70,9 +69,11 @@ class EnvelopeStore:
         """Fill the buffers with the chunk's bytes, verified; None when it is not stored."""
         head, tail = bytearray(HEADER_BYTES), bytearray(self._coding.extra_bytes)
         views = [*into, memoryview(tail)]
+        start = self._coding.clock()
         length = await self.inner.get(Read(self.name(fingerprint, key), [memoryview(head), *views]))
         if length is None:
             return None
+        self._coding.was_read(length, self._coding.clock() - start)
         header = _expect(head, length, key)
         if header.fingerprint != fingerprint:
             raise ForeignChunk(f"chunk {key.hex()} has another fingerprint")
@@ -117,10 +118,10 @@ class EnvelopeStore:
         header, body = await asyncio.get_running_loop().run_in_executor(
             self._threads, self._coding.encode, plain, parts
         )
-        start = time.perf_counter()
+        start = self._coding.clock()
         written = await self.inner.put_if_absent(self.name(fingerprint, key), [pack_header(header), *body])
         if written:
-            self._coding.moved(header.stored_bytes, time.perf_counter() - start)
+            self._coding.was_written(header.stored_bytes, self._coding.clock() - start)
         return written
 
     async def header(self, fingerprint: bytes, key: bytes) -> Header | None:

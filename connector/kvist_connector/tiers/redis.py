@@ -24,6 +24,7 @@ from kvist_connector.tiers.base import (
     Capabilities,
     Capacity,
     ChunkStore,
+    ElsewhereError,
     Item,
     Read,
     total_bytes,
@@ -36,10 +37,6 @@ LARGEST_VALUE: Final = 512 * 1024 * 1024
 _KEY_BYTES: Final = 16
 _SCAN_BATCH: Final = 1000
 _SEND_BYTES: Final = 1024 * 1024
-
-
-class ElsewhereError(TierError):
-    """Another member of the Redis Cluster has this key now."""
 
 
 class RedisStore(ChunkStore):

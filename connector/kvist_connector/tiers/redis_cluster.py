@@ -20,8 +20,8 @@ from typing import Final, TypeVar
 from redis.crc import key_slot
 
 from kvist_connector.errors import TierError
-from kvist_connector.tiers.base import Buffer, Capabilities, Capacity, ChunkStore, Item, Read
-from kvist_connector.tiers.redis import LARGEST_VALUE, ElsewhereError, name_of
+from kvist_connector.tiers.base import Buffer, Capabilities, Capacity, ChunkStore, ElsewhereError, Item, Read
+from kvist_connector.tiers.redis import LARGEST_VALUE, name_of
 from kvist_connector.tiers.redis_server import RedisServer
 from kvist_connector.tiers.redis_slots import Slots, ask_slots
 

@@ -14,7 +14,7 @@ from kvist_operator.plan.engine import engine_program
 from kvist_operator.plan.peers import PORT, has_peers, peer_arguments
 from kvist_operator.plan.program import Health, Plan, Program, Role, Volume, VolumeKind
 from kvist_operator.plan.target import Target
-from kvist_operator.plan.tiers import shared_arguments
+from kvist_operator.plan.tiers import coding_arguments, shared_arguments
 from kvist_operator.spec import CacheCluster
 
 AGENT_DEADLINE: Final = 120.0
@@ -45,6 +45,7 @@ def _agent(cluster: CacheCluster, target: Target) -> Program:
         arguments += ["--disk.fsync", cache.disk.fsync]
         volumes.append(Volume(VolumeKind.DISK, cache.disk.size, cache.disk.path))
     arguments += shared_arguments(cluster, managed=target.managed_redis)
+    arguments += coding_arguments(cluster, managed=target.managed_redis)
     arguments += peer_arguments(cluster)
     return Program(
         role=Role.AGENT,

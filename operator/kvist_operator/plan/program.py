@@ -15,7 +15,7 @@ that it does not know is an error, so that none reaches a program.
     $(path.token)          file with the agents' token: Kubernetes only
     $(peer.urls)           of all replicas' agents         $(peer.address) this one's of them
     $(redis.urls)          of a managed Redis              $(path.redis-password), $(path.redis-ca)
-    $(path.object-store-credentials)
+    $(path.redis-sentinel-password), $(path.object-store-credentials), $(path.encryption-keys): files
 """
 
 from __future__ import annotations

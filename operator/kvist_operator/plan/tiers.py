@@ -1,4 +1,7 @@
-"""The agent's flags for tiers that all replicas share. Secrets are files, whose paths the renderer knows."""
+"""The agent's flags for tiers that all replicas share, and for how chunks are stored in lower tiers.
+
+Secrets are files, whose paths the renderer knows.
+"""
 
 from __future__ import annotations
 
@@ -19,30 +22,62 @@ class SecretFile:
 
 
 def external_secrets(cluster: CacheCluster) -> Mapping[str, SecretFile]:
-    """What shared tiers outside the cluster need, by the token of the file's path."""
-    remote = cluster.spec.cache.remote
-    redis, store = remote.redis, remote.object_store
+    """What the agent needs of the user for its lower tiers, by the token of the file's path."""
+    cache = cluster.spec.cache
+    redis, store = cache.remote.redis, cache.remote.object_store
+    sentinel = redis.sentinel if redis else None
     found = {
-        "path.redis-password": ("redis.password", redis.password if redis else None),
-        "path.redis-ca": ("redis.ca", redis.ca if redis else None),
-        "path.object-store-credentials": ("objectStore.credentials", store.credentials if store else None),
+        "path.redis-password": ("remote.redis.password", redis.password if redis else None),
+        "path.redis-sentinel-password": (
+            "remote.redis.sentinel.password",
+            sentinel.password if sentinel else None,
+        ),
+        "path.redis-ca": ("remote.redis.ca", redis.ca if redis else None),
+        "path.object-store-credentials": (
+            "remote.objectStore.credentials",
+            store.credentials if store else None,
+        ),
+        "path.encryption-keys": ("encryption.keys", cache.encryption.keys),
     }
     return {
-        token: SecretFile(f"spec.cache.remote.{field}", ref)
+        token: SecretFile(f"spec.cache.{field}", ref)
         for token, (field, ref) in found.items()
         if ref is not None
     }
+
+
+def coding_arguments(cluster: CacheCluster, *, managed: bool) -> list[str]:
+    """How chunks are stored in the lower tiers that there are; `managed` as for `shared_arguments`."""
+    cache = cluster.spec.cache
+    codec = cache.compression.codec
+    tiers = {
+        "disk": cache.disk,
+        "redis": _redis_here(cluster, managed),
+        "object-store": cache.remote.object_store,
+    }
+    arguments = []
+    for name, tier in tiers.items():
+        if tier is not None and codec is not None:
+            arguments += [f"--{name}.compression", codec]
+    if cache.encryption.keys is not None:
+        arguments += ["--encryption.keys-file", "$(path.encryption-keys)"]
+    return arguments
 
 
 def shared_arguments(cluster: CacheCluster, *, managed: bool) -> list[str]:
     """Of Redis and object store; empty without them. `managed`: whether a managed Redis is run here."""
     cache = cluster.spec.cache
     arguments: list[str] = []
-    if cache.remote.redis is not None and (managed or cache.remote.redis.managed is None):
-        arguments += _redis(cache.remote.redis, cache.ttl)
+    if (redis := _redis_here(cluster, managed)) is not None:
+        arguments += _redis(redis, cache.ttl)
     if cache.remote.object_store is not None:
         arguments += _object_store(cache.remote.object_store)
     return arguments
+
+
+def _redis_here(cluster: CacheCluster, managed: bool) -> Redis | None:
+    redis = cluster.spec.cache.remote.redis
+    return redis if redis is not None and (managed or redis.managed is None) else None
 
 
 def _redis(redis: Redis, ttl: float | None) -> list[str]:
@@ -51,6 +86,12 @@ def _redis(redis: Redis, ttl: float | None) -> list[str]:
     arguments = ["--redis.urls", urls]
     if redis.managed is not None or redis.password is not None:
         arguments += ["--redis.password-file", "$(path.redis-password)"]
+    if redis.cluster:
+        arguments += ["--redis.cluster", "true"]
+    if redis.sentinel is not None:
+        arguments += ["--redis.sentinel", redis.sentinel.primary]
+        if redis.sentinel.password is not None:
+            arguments += ["--redis.sentinel-password-file", "$(path.redis-sentinel-password)"]
     if redis.ca is not None:
         arguments += ["--redis.ca-file", "$(path.redis-ca)"]
     if ttl is not None:

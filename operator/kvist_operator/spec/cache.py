@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, StringConstraints, WithJsonSchema, model_validator
 
@@ -73,6 +74,15 @@ class ManagedRedis(Section):
     )
 
 
+class Sentinel(Section):
+    """Sentinels that know which server is the primary now."""
+
+    primary: Text = Field(description="Name under which they watch the primary.")
+    password: SecretRef | None = Field(
+        default=None, description="Secret with the password of the Sentinels themselves. Default: none."
+    )
+
+
 class Redis(Section):
     """Shared tier in Redis: managed or external."""
 
@@ -82,6 +92,14 @@ class Redis(Section):
             "!has(self.ca) || (has(self.urls) && self.urls.exists(u, u.startsWith('rediss://')))",
             "ca is for rediss:// addresses: use one of those in urls, or leave ca out",
         ),
+        (
+            "!has(self.managed) || !(has(self.sentinel) || (has(self.cluster) && self.cluster))",
+            "cluster and sentinel are for urls: leave managed out",
+        ),
+        (
+            "!has(self.sentinel) || !has(self.cluster) || !self.cluster",
+            "cluster and sentinel exclude each other: give one of them",
+        ),
     )
 
     managed: ManagedRedis | None = Field(default=None, description="Run one. Kubernetes only. Default: none.")
@@ -89,6 +107,14 @@ class Redis(Section):
         default=(),
         description="redis://[user@]host:port addresses of an external one, rediss:// with TLS; keys are "
         "spread over them. Default: none.",
+    )
+    cluster: bool = Field(
+        default=False,
+        description="true: urls are members of one Redis Cluster, which names the others. Default: false.",
+    )
+    sentinel: Sentinel | None = Field(
+        default=None,
+        description="urls are Sentinels, who are asked which server is the primary. Default: none.",
     )
     password: SecretRef | None = Field(default=None, description="Secret with the password. Default: none.")
     ca: SecretRef | None = Field(
@@ -101,7 +127,20 @@ class Redis(Section):
             raise ValueError("give exactly one of managed and urls")
         if self.ca is not None and not any(url.startswith("rediss://") for url in self.urls):
             raise ValueError("ca is for rediss:// addresses: use one of those in urls, or leave ca out")
+        if self.cluster or self.sentinel is not None:
+            self._one_group()
         return self
+
+    def _one_group(self) -> None:
+        if self.managed is not None:
+            raise ValueError("cluster and sentinel are for urls: leave managed out")
+        if self.cluster and self.sentinel is not None:
+            raise ValueError("cluster and sentinel exclude each other: give one of them")
+        parts = [urlsplit(url) for url in self.urls]
+        if len({(part.scheme, part.username, part.path.strip("/")) for part in parts}) > 1:
+            raise ValueError("urls of one cluster, and of Sentinels, may differ in host and port only")
+        if self.cluster and parts[0].path.strip("/") not in ("", "0"):
+            raise ValueError("a Redis Cluster has database 0 only: leave the number out of urls")
 
 
 class ObjectStore(Section):
@@ -144,26 +183,24 @@ class Remote(Section):
 
 
 class Compression(Section):
-    """Lossless compression of what leaves memory. Not in this release."""
+    """Lossless compression of what leaves memory."""
 
-    model_config = rules(
-        (
-            "!has(self.codec) || self.codec == 'none'",
-            "chunks are not compressed in this release: leave codec out",
-        ),
+    codec: Literal["none", "auto", "zstd"] | None = Field(
+        default=None,
+        description="Of disk, Redis and object store. none: as they are. zstd: byte planes of 16-bit values. "
+        "auto: zstd while a tier's reads were measured to end earlier with it. Default: auto for Redis and "
+        "object store, none for the disk.",
     )
-
-    codec: Literal["none", "zstd", "lz4"] = Field(default="none", description="Codec. Default: none.")
 
 
 class Encryption(Section):
-    """Encryption of what leaves memory. Not in this release."""
+    """Encryption of what leaves memory, AES-256-GCM."""
 
-    model_config = rules(
-        ("!has(self.keys)", "chunks are not encrypted in this release: leave keys out"),
+    keys: SecretRef | None = Field(
+        default=None,
+        description="Secret with the key file: a key a line, `name base64-of-32-bytes`; the first encrypts, "
+        "each decrypts. Read again when it changes. Default: none, chunks are stored plain.",
     )
-
-    keys: SecretRef | None = Field(default=None, description="Secret with the keys. Default: none, plain.")
 
 
 class Cache(Section):
@@ -194,7 +231,7 @@ class Cache(Section):
         default_factory=Remote, description="Tiers that all replicas share. Default: none."
     )
     compression: Compression = Field(
-        default_factory=Compression, description="Of lower tiers. Default: none."
+        default_factory=Compression, description="Of lower tiers. Default: shared ones where it is faster."
     )
     encryption: Encryption = Field(default_factory=Encryption, description="Of lower tiers. Default: none.")
     peers: Peers = Field(

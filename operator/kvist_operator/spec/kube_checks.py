@@ -95,10 +95,8 @@ def claim_holds_disk(cluster: CacheCluster, facts: Facts) -> Violation | None:
 def in_this_release(cluster: CacheCluster, facts: Facts) -> Violation | None:
     """Sections that are read and not carried out yet would promise what nobody keeps."""
     spec = cluster.spec
-    codec, tenants, weights = spec.cache.compression.codec, spec.router.tenants, spec.router.weights
+    tenants, weights = spec.router.tenants, spec.router.weights
     given = (
-        ("spec.cache.compression.codec", codec, codec != "none"),
-        ("spec.cache.encryption.keys", "a Secret", spec.cache.encryption.keys is not None),
         ("spec.router.auth.apiKeys", "a Secret", spec.router.auth.api_keys is not None),
         ("spec.router.tenants", f"a list of {len(tenants)}", bool(tenants)),
         ("spec.router.weights", f"a mapping of {len(weights)}", bool(weights)),
@@ -119,6 +117,19 @@ def something_is_cleared(cluster: CacheCluster, facts: Facts) -> Violation | Non
         remote.when_deleted,
         "there is no external Redis and no object store to clear",
         "name one in spec.cache.remote, or leave whenDeleted out",
+    )
+
+
+def something_is_encrypted(cluster: CacheCluster, facts: Facts) -> Violation | None:
+    """Memory is never encrypted: whoever gives keys must not believe that it is."""
+    cache = cluster.spec.cache
+    if cache.encryption.keys is None or cache.disk or cache.remote.redis or cache.remote.object_store:
+        return None
+    return Violation(
+        "spec.cache.encryption.keys",
+        "a Secret",
+        "chunks leave memory only with a disk, a Redis or an object store",
+        "add one of them, or leave it out",
     )
 
 
@@ -146,5 +157,6 @@ KUBE_CHECKS: Final[tuple[Check, ...]] = (
     claim_holds_disk,
     in_this_release,
     something_is_cleared,
+    something_is_encrypted,
     egress_is_restricted,
 )

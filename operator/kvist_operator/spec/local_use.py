@@ -24,8 +24,6 @@ KUBERNETES_ONLY: Final = frozenset(
         "spec.cache.disk.retention",
         "spec.cache.remote.redis.managed",
         "spec.cache.remote.whenDeleted",
-        "spec.cache.compression",
-        "spec.cache.encryption",
         "spec.router.replicas",
         "spec.router.autoscaling",
         "spec.router.limits.queueDeadline",

@@ -17,6 +17,7 @@ from kvist_connector.agent.stores import open_stores
 from kvist_connector.errors import ConfigError
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing.chunk_store import key
+from kvist_connector.tiers.header import unpack_header
 
 FINGERPRINT = b"f" * 32
 BODY = b"".join(bytes([number * 37 % 256, 60]) for number in range(4096))
@@ -27,8 +28,8 @@ def agent(tmp_path):
     """Tiers of an agent with these settings, over the same folder and bucket each time."""
 
     @asynccontextmanager
-    async def begin(keys="", compression="none"):
-        encryption = {}
+    async def begin(keys="", compression="none", encryption=None):
+        encryption = encryption or {}
         if keys:
             (tmp_path / "keys").write_text(keys)
             encryption = {"keys_file": tmp_path / "keys"}
@@ -99,6 +100,41 @@ async def test_the_second_key_of_the_file_still_reads(agent):
         assert [await fetch(tier) for tier in lower.values()] == [BODY, BODY]
 
 
+def key_ids(tmp_path):
+    return [unpack_header(path.read_bytes()).key_id for path in files(tmp_path)]
+
+
+async def test_keys_rotate_while_the_agent_runs(agent, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    file = tmp_path / "keys"
+    async with agent(line("old", 1)) as lower:
+        await store(lower)
+        file.write_text(line("new", 2) + line("old", 1))
+        assert [await fetch(tier) for tier in lower.values()] == [BODY, BODY]
+        assert (await lower[Tier.DISK].store(Chunk(key(2), key(1), 1, len(BODY)), [memoryview(BODY)])).there
+        assert sorted(key_ids(tmp_path)) == ["new", "old", "old"]
+        assert "encrypted by key 'new'; keys that decrypt: new, old" in caplog.text
+        file.write_text(line("new", 2))
+        assert await fetch(lower[Tier.OBJECT]) is None
+        assert lower[Tier.OBJECT].counts["locked"] == 1
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "one c2hvcnQ=", "\udcff"], ids=["gone", "empty", "short", "binary"]
+)
+async def test_a_key_file_that_is_broken_later_leaves_the_keys_in_force(agent, tmp_path, caplog, text):
+    async with agent(line("one", 1)) as lower:
+        if text is None:
+            (tmp_path / "keys").unlink()
+        else:
+            (tmp_path / "keys").write_bytes(text.encode(errors="surrogateescape"))
+        await store(lower)
+        assert [await fetch(tier) for tier in lower.values()] == [BODY, BODY]
+    assert key_ids(tmp_path) == ["one", "one"]
+    assert caplog.text.count("what was read before stays in force") == 1
+    assert "c2hvcnQ" not in caplog.text
+
+
 @pytest.mark.parametrize("keys", ["", line("other", 2), line("one", 2)], ids=["no", "another", "wrong"])
 async def test_without_the_key_a_chunk_is_a_miss_that_is_counted_and_said_once(agent, tmp_path, caplog, keys):
     caplog.set_level(logging.WARNING)
@@ -119,9 +155,12 @@ async def test_without_the_key_a_chunk_is_a_miss_that_is_counted_and_said_once(a
         assert await fetch(lower[Tier.OBJECT]) == BODY
 
 
-async def test_a_wrong_key_file_stops_the_start_and_leaves_the_folder_free(agent):
+async def test_a_wrong_key_file_stops_the_start_and_leaves_the_folder_free(agent, tmp_path):
     with pytest.raises(ConfigError, match=r"encryption\.keys_file"):
         async with agent("one c2hvcnQ="):
+            pass
+    with pytest.raises(ConfigError, match=r"encryption\.keys_file: .* cannot be read"):
+        async with agent(encryption={"keys_file": tmp_path / "nothing"}):
             pass
     async with agent(line("one", 1)) as lower:
         await store(lower)

@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 
 from kvist_connector.errors import ConfigError, IntegrityError
 from kvist_connector.testing.chunk_store import key
+from kvist_connector.tiers.base import total_bytes
 from kvist_connector.tiers.coding import Coding
 from kvist_connector.tiers.compression import compress, decompress
 from kvist_connector.tiers.disk import DiskStore
-from kvist_connector.tiers.encryption import read_keys
+from kvist_connector.tiers.encryption import parse_keys
 from kvist_connector.tiers.envelope import EnvelopeStore, LockedChunk
 from kvist_connector.tiers.gain import Gain
 from kvist_connector.tiers.header import HEADER_BYTES, unpack_header
+from kvist_connector.tiers.wrapper import WrapperStore
 
 FINGERPRINT = b"f" * 32
 # Like KV in bfloat16: few exponents, any mantissa.
@@ -26,11 +28,10 @@ OLD, NEW = (base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2)
 
 
 @pytest.fixture
-def keyring(tmp_path):
+def keyring():
     def make(*lines):
-        path = tmp_path / "keys"
-        path.write_text("\n".join(lines))
-        return read_keys(path, "encryption.keys_file")
+        keys = parse_keys("\n".join(lines), "keys")
+        return lambda: keys
 
     return make
 
@@ -127,8 +128,8 @@ async def test_an_encrypted_chunk_hides_its_bytes(folder, tmp_path, keyring):
 def test_a_changed_byte_anywhere_is_never_served(tmp_path_factory, kind, position, flip, grown):
     async def check():
         root = tmp_path_factory.mktemp("flip")
-        (root / "keys").write_text(f"one {OLD}")
-        keys = read_keys(root / "keys", "k") if kind == "both" else None
+        ring = parse_keys(f"one {OLD}", "keys")
+        keys = (lambda: ring) if kind == "both" else None
         with ThreadPoolExecutor(1) as threads:
             disk = await DiskStore.open(root / "disk", 1 << 24, "none", threads)
             store = EnvelopeStore(disk, threads, Coding("zstd", keys))
@@ -206,27 +207,68 @@ def test_a_wrong_key_file_is_refused_in_words_without_the_key(keyring, text, wor
     assert OLD not in str(caught.value)
 
 
-def test_a_missing_key_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"encryption\.keys_file: .* cannot be read"):
-        read_keys(tmp_path / "none", "encryption.keys_file")
-
-
 @pytest.mark.parametrize(("bandwidth", "pays"), [(50e6, True), (5e9, False)])
 def test_auto_compresses_only_for_a_tier_that_is_slower_than_unpacking(bandwidth, pays):
-    gain = Gain().moved(int(bandwidth), 1.0)
+    gain = Gain().wrote(int(bandwidth), 1.0)
     assert gain.compress_next  # nothing is known of compression yet
     gain = gain.packed(1000, 700).unpacked(1_000_000_000, 1.0)
     assert gain.worth is pays
     decisions = []
     for _ in range(128):
         decisions.append(gain.compress_next)
-        gain = gain.moved(int(bandwidth), 1.0)
+        gain = gain.wrote(int(bandwidth), 1.0)
     assert decisions.count(pays) == 126  # the other way now and then, to stay measured
 
 
+def test_auto_believes_reads_more_than_writes():
+    """A server that writes slowly and reads fast gains nothing, and the other way round."""
+    known = Gain().packed(1000, 700).unpacked(1_000_000_000, 1.0)
+    assert known.wrote(50_000_000, 1.0).worth
+    assert not known.wrote(50_000_000, 1.0).read(5_000_000_000, 1.0).worth
+    assert known.wrote(5_000_000_000, 1.0).read(50_000_000, 1.0).worth
+
+
 def test_auto_leaves_alone_what_does_not_shrink():
-    gain = Gain().moved(1000, 1.0).incompressible()
+    gain = Gain().wrote(1000, 1.0).incompressible()
     assert not gain.worth
+
+
+class TimedStore(WrapperStore):
+    """Reads and writes take time by a clock of their own, at these rates."""
+
+    def __init__(self, inner, reading, writing):
+        super().__init__(inner)
+        self.now = 0.0
+        self.reading, self.writing = reading, writing
+
+    def clock(self):
+        self.now += 1e-6  # what unpacking takes, then
+        return self.now
+
+    async def get(self, read):
+        length = await super().get(read)
+        self.now += (length or 0) / self.reading
+        return length
+
+    async def put_if_absent(self, key, parts):
+        self.now += total_bytes(parts) / self.writing
+        return await super().put_if_absent(key, parts)
+
+
+@pytest.mark.parametrize(
+    ("reading", "writing", "packed"), [(1e6, 1e6, True), (1e12, 1e12, False), (1e12, 1e6, False)]
+)
+async def test_auto_packs_what_is_read_from_a_slow_tier(folder, reading, writing, packed):
+    timed = TimedStore(folder().inner, reading, writing)
+    with ThreadPoolExecutor(2) as threads:
+        store = EnvelopeStore(timed, threads, Coding("auto", clock=timed.clock))
+        codecs = []
+        for number in range(1, 41):
+            await put(store, number=number)
+            header, body = await get(store, number=number)
+            assert body == BODY
+            codecs.append(bool(header.codec))
+    assert codecs[10:].count(packed) == 30
 
 
 async def test_auto_learns_from_what_it_stores(folder):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kvist_operator.plan import Program, VolumeKind, fill
 from kvist_operator.plan.peers import has_peers
+from kvist_operator.plan.tiers import external_secrets
 from kvist_operator.render.kube.context import Context
 from kvist_operator.render.kube.meta import Object
 from kvist_operator.render.kube.pods import (
@@ -22,10 +24,8 @@ from kvist_operator.render.kube.pods import (
 )
 from kvist_operator.render.kube.secrets import control_token, redis_password
 from kvist_operator.render.kube.values import (
-    CREDENTIALS_FILE,
     DISK,
-    REDIS_CA_FILE,
-    REDIS_PASSWORD_FILE,
+    SECRET_FILES,
     container_ports,
     values,
 )
@@ -87,18 +87,15 @@ def agent_volumes(cluster: CacheCluster, agent: Program) -> list[Object]:
 
 
 def tier_secrets(cluster: CacheCluster) -> list[tuple[str, SecretRef, str]]:
-    """Volume, Secret and file of what the shared tiers need. Rotation: files are read again."""
-    remote = cluster.spec.cache.remote
-    found = [
-        ("redis-password", redis_password(cluster), REDIS_PASSWORD_FILE),
-        ("redis-ca", remote.redis.ca if remote.redis else None, REDIS_CA_FILE),
-        (
-            "object-store",
-            remote.object_store.credentials if remote.object_store else None,
-            CREDENTIALS_FILE,
-        ),
+    """Volume, Secret and file of what the lower tiers need. Rotation: files are read again."""
+    found = {token: secret.ref for token, secret in external_secrets(cluster).items()}
+    if (password := redis_password(cluster)) is not None:
+        found["path.redis-password"] = password
+    return [
+        (PurePosixPath(file).parent.name, found[token], file)
+        for token, file in SECRET_FILES.items()
+        if token in found
     ]
-    return [(name, secret, file) for name, secret, file in found if secret is not None]
 
 
 def _folder_mount(volume: str, file: str) -> Object:

@@ -24,9 +24,14 @@ PORTS: Final = {
 SOCKET: Final = f"{RUN}/agent.sock"
 ARENA: Final = f"{RUN}/arena"
 DISK: Final = "/var/lib/kvist/disk"
-REDIS_PASSWORD_FILE: Final = "/etc/kvist/redis-password/password"
-REDIS_CA_FILE: Final = "/etc/kvist/redis-ca/ca.crt"
-CREDENTIALS_FILE: Final = "/etc/kvist/object-store/credentials"
+# By the plan's token; the folder's name is the volume's.
+SECRET_FILES: Final = {
+    "path.redis-password": "/etc/kvist/redis-password/password",
+    "path.redis-sentinel-password": "/etc/kvist/redis-sentinel-password/password",
+    "path.redis-ca": "/etc/kvist/redis-ca/ca.crt",
+    "path.object-store-credentials": "/etc/kvist/object-store/credentials",
+    "path.encryption-keys": "/etc/kvist/encryption-keys/keys",
+}
 CONFIG: Final = "/etc/kvist/router"
 _EVERYWHERE: Final = "0.0.0.0"
 
@@ -52,9 +57,7 @@ def values(cluster: CacheCluster, context: Context) -> dict[str, str]:
         "path.arena": ARENA,
         "path.disk": DISK,
         "path.token": TOKEN_FILE,
-        "path.redis-password": REDIS_PASSWORD_FILE,
-        "path.redis-ca": REDIS_CA_FILE,
-        "path.object-store-credentials": CREDENTIALS_FILE,
+        **SECRET_FILES,
         "redis.urls": ",".join(redis_urls(cluster, context.namespace)),
         **{f"port.{name}": str(port) for name, port in PORTS.items()},
         **{f"lora.{a.name}": inside(a.path) if a.path[0] in "./" else a.path for a in model.lora_adapters},
