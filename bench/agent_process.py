@@ -103,6 +103,13 @@ class AgentProcess:
         found: dict[str, Any] = httpx.get(self.url + names.PATH_STATS, timeout=10).json()
         return found
 
+    def private_bytes(self) -> int:
+        """Memory of the process that is no file's: the arena does not count."""
+        assert self._process is not None
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("RssAnon"))
+        return int(line.split()[1]) * 1024
+
     def flush(self) -> None:
         """Wait until everything stored is on disk."""
         left = self.post(names.PATH_FLUSH, deadline=60)

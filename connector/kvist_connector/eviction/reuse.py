@@ -136,17 +136,19 @@ class CostAware:
         self._resident += 1
         ghost = self._ghosts.pop(candidate.key, None)
         if ghost is not None:
-            self._over(ghost.kind, ghost.tick)
-            self._learn(ghost.kind, candidate.tick - ghost.tick, True)
+            self._learn(self._over(ghost.kind, ghost.tick).uses, candidate.tick - ghost.tick)
             candidate.hits, candidate.turn = ghost.hits + 1, ghost.turn
         self._begin(_kind(candidate), candidate.tick)
 
     def use(self, candidate: Candidate, tick: int) -> None:
         """One life ends with a use, the next begins."""
         self._advance(tick)
-        self._over(_kind(candidate), candidate.tick)
-        self._learn(_kind(candidate), tick - candidate.tick, True)
-        self._begin(_kind(candidate, 1), tick)
+        kind = _kind(candidate)
+        found = self._over(kind, candidate.tick)
+        self._learn(found.uses, tick - candidate.tick)
+        if candidate.hits < _HITS:
+            found = self._class(_kind(candidate, 1))
+        found.begun[tick // self._window] += 1
 
     def leave(self, candidate: Candidate, tick: int, evicted: bool) -> None:
         """It lives on as a ghost, or did not end by itself: then nothing is learned."""
@@ -158,8 +160,7 @@ class CostAware:
             self._over(kind, candidate.tick)
         while len(self._ghosts) > max(_GHOSTS * self._resident, _FEWEST_GHOSTS):
             _, ghost = self._ghosts.popitem(last=False)
-            self._over(ghost.kind, ghost.tick)
-            self._learn(ghost.kind, tick - ghost.tick, False)
+            self._learn(self._over(ghost.kind, ghost.tick).ends, tick - ghost.tick)
 
     def queue(self, candidate: Candidate, tick: int) -> int:
         """By class, age and octave of seconds a byte."""
@@ -199,15 +200,19 @@ class CostAware:
     def _begin(self, kind: int, tick: int) -> None:
         self._class(kind).begun[tick // self._window] += 1
 
-    def _over(self, kind: int, tick: int) -> None:
-        begun, number = self._class(kind).begun, tick // self._window
-        begun[number] -= 1
-        if not begun[number]:
-            del begun[number]
-
-    def _learn(self, kind: int, age: int, used: bool) -> None:
+    def _over(self, kind: int, tick: int) -> _Class:
+        """A life that began at `tick` ends."""
         found = self._class(kind)
-        (found.uses if used else found.ends)[_bucket(age)] += 1
+        number = tick // self._window
+        left = found.begun[number] - 1
+        if left:
+            found.begun[number] = left
+        else:
+            del found.begun[number]
+        return found
+
+    def _learn(self, seen: list[float], age: int) -> None:
+        seen[_bucket(age)] += 1
         self._ended += 1
         if self._ended > self._resident / _REFRESHES + 256:
             self._ended = 0
@@ -228,8 +233,9 @@ class CostAware:
 
 def _kind(candidate: Candidate, more: int = 0) -> int:
     """`more`: uses beyond those in its books."""
-    hits = min(candidate.hits + more, _HITS)
-    return (hits * (_TURNS + 1) + min(candidate.turn, _TURNS)) * 2 + candidate.continued
+    hits = candidate.hits + more
+    # No calls: this is asked several times of each chunk of a long prompt.
+    return ((hits if hits < _HITS else _HITS) * (_TURNS + 1) + candidate.turn) * 2 + candidate.continued
 
 
 def _bucket(age: int) -> int:
