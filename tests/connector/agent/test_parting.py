@@ -94,8 +94,8 @@ async def test_a_tier_that_is_shared_already_has_it(pool, tmp_path):
     assert gone.parts.core.counts["parting_given"] == 0
 
 
-async def test_a_peer_that_does_not_know_us_takes_nothing_and_the_drain_says_what_was_left(pool, caplog):
-    gone, other = await pool(2, listed=lambda urls, number: urls if number == 0 else [])
+async def test_a_peer_that_knows_others_only_takes_nothing_and_the_drain_says_what_was_left(pool, caplog):
+    gone, other = await pool(2, listed=lambda urls, number: urls if number == 0 else ["http://127.0.0.1:9"])
     await other.engine()
     await gone.computed(keys(3))
     left = await drain(gone)

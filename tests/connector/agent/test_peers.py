@@ -328,6 +328,21 @@ async def test_the_arena_is_not_laid_out_anew_under_a_read(start):
     assert first.parts.memory.layout.fingerprint == b"g" * 32
 
 
+async def test_a_copy_at_a_peer_is_no_reason_to_let_the_own_one_go(start):
+    first = await start()
+    await first.computed(keys(2))
+    second = await start(first)
+    reader = await second.engine()
+    # Computing is slow here: where a copy counts, one that can be loaded again is worth less.
+    reader.scheduler.send(wire.Step(load=wire.EngineLoad(prefill_seconds_per_token=1.0)))
+    assert len((await reader.lookup(keys(2))).refs) == 2
+    await second.computed(keys(2, first=500))
+    memory = second.parts.catalog.index(Tier.MEMORY)
+    assert Tier.PEER in second.parts.catalog.get(keys(2)[1]).below
+    for read, computed in zip(keys(2), keys(2, first=500), strict=True):
+        assert memory.get(read).weight == memory.get(computed).weight > 1.0
+
+
 async def test_peers_need_a_token_beyond_loopback_and_memory(tmp_path):
     common = {"replica": "r", "socket": tmp_path / "s", "arena": tmp_path / "a"}
     with pytest.raises(ValueError, match=r"peer\.host: without http\.token_file"):

@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 from aiohttp import web
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import run_state_machine_as_test
 
 from kvist_connector import names
 from kvist_connector.agent.access import Access
@@ -17,6 +18,7 @@ from kvist_connector.agent.shelf import Opened
 from kvist_connector.errors import TierError
 from kvist_connector.protocol.peer import MAX_NAME_BYTES, MAX_NAMES, Question, Sizes, name_of
 from kvist_connector.testing.chunk_store import ChunkStoreSuite, key, read_all
+from kvist_connector.testing.chunk_store_machine import ChunkStoreMachine
 from kvist_connector.tiers.anyone import AnyoneStore
 from kvist_connector.tiers.base import Capabilities, Capacity, ChunkStore, Item, Read
 from kvist_connector.tiers.deadline import DeadlineStore
@@ -153,6 +155,41 @@ class TestSeveral(ChunkStoreSuite):
                 await peers.close()
 
 
+async def test_any_order_of_changes_and_restarts_is_read_as_it_is(tmp_path):
+    class Peers(ChunkStoreMachine):
+        """Two peers, behind a store that is opened anew at each restart."""
+
+        def __init__(self):
+            super().__init__()
+            self.file = (tmp_path / "objects").open("w+b", buffering=0)
+            self.shelf = FileShelf(self.file)
+            self.runners = []
+
+        async def open(self):
+            while len(self.runners) < 2:
+                shelf = FileShelf(self.file) if self.runners else self.shelf
+                api = PeerApi(shelf, Access(None), reads=2, deadline=DEADLINE)
+                self.runners.append(web.AppRunner(api.application(), access_log=None, shutdown_timeout=0))
+                await self.runners[-1].setup()
+                await web.TCPSite(self.runners[-1], "127.0.0.1", 0).start()
+            peers = AnyoneStore(lambda url: PeerStore(HttpTransfer(url, None, 2, DEADLINE)), pause=5.0)
+            peers.become(f"http://127.0.0.1:{runner.addresses[0][1]}" for runner in self.runners)
+            return Stocked(peers, self.shelf)
+
+        def teardown(self):
+            for runner in self.runners:
+                self._run(runner.cleanup())
+            super().teardown()
+            self.file.close()
+            assert self.shelf.open_now == 0
+
+    plan = settings(
+        max_examples=8, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    # In a thread: the machine has a loop of its own.
+    await asyncio.to_thread(run_state_machine_as_test, Peers, settings=plan)
+
+
 @given(st.lists(st.binary(min_size=1, max_size=MAX_NAME_BYTES), max_size=MAX_NAMES))
 def test_questions_and_sizes_come_back_as_they_were(asked):
     question = Question(names=tuple(asked))
@@ -197,6 +234,11 @@ async def test_a_wrong_or_missing_token_is_refused_in_words(served, shelf):
 async def test_an_object_stays_open_until_its_reader_asks_for_something_else(peer, shelf, served):
     shelf.put(NAME, b"x" * 1000)
     assert (await read_all(peer, NAME, 1000))[0] == 1000
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    while not served[0].counts["peer_sent"]:  # the last byte comes before the server's own books
+        await asyncio.sleep(0)
+        assert loop.time() - begun < DEADLINE
     assert shelf.open_now == 1
     await peer.sizes([NAME])
     assert shelf.open_now == 0
