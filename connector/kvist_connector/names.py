@@ -59,6 +59,7 @@ PATH_PEER_TAKE: Final = "/v1/kvist/peer/take"
 PATH_DECISIONS: Final = "/v1/kvist/decisions"
 PATH_REPLICAS: Final = "/v1/kvist/replicas"
 PATH_EXPLAIN: Final = "/v1/kvist/explain"
+PATH_POTENTIAL: Final = "/v1/kvist/potential"
 
 # HTTP paths every program has.
 PATH_HEALTHZ: Final = "/healthz"

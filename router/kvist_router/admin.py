@@ -31,7 +31,14 @@ def admin_app(
     one_error_form(
         app,
         ", ".join(
-            (names.PATH_DECISIONS, names.PATH_EXPLAIN, names.PATH_REPLICAS, names.PATH_METRICS, *CONTROLS)
+            (
+                names.PATH_DECISIONS,
+                names.PATH_EXPLAIN,
+                names.PATH_REPLICAS,
+                names.PATH_POTENTIAL,
+                names.PATH_METRICS,
+                *CONTROLS,
+            )
         ),
     )
     add_controls(app, controls, guard)
@@ -61,6 +68,10 @@ def admin_app(
                 "local_tokens": {"problem": mind.source.problem},
             }
         )
+
+    @app.get(names.PATH_POTENTIAL)
+    async def potential() -> Response:
+        return _json(mind.potential.summary())
 
     @app.get(names.PATH_METRICS)
     async def metrics() -> Response:

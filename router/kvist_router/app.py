@@ -47,6 +47,7 @@ from kvist_router.mind.health import HealthChecker
 from kvist_router.mind.mind import LocalMind
 from kvist_router.mind.policies import policy
 from kvist_router.mind.prompts import PromptSource
+from kvist_router.mind.responses import ResponseFinder
 from kvist_router.mind.supervise import background, supervised
 from kvist_router.mind.verify import Verifier
 from kvist_router.readiness import Readiness
@@ -258,7 +259,8 @@ async def _mind(
     remote = RemoteTokenizer(session, settings.tokens.remote_seconds)
     prompts = PromptSource(local, remote, metrics, verify=model.verify_cases > 0)
     secret = _secret(settings.tenant.secret_file)
-    mind = LocalMind(settings, policy(settings.policy), prompts, metrics, secret)
+    finder = ResponseFinder(session, settings.tokens.remote_seconds)
+    mind = LocalMind(settings, policy(settings.policy), prompts, metrics, secret, finder=finder)
     fleet = _fleet(settings, mind, session, metrics, relay)
 
     async def discover() -> None:

@@ -17,7 +17,8 @@ from kvist_router.mind.interface import Refusal
 from kvist_router.mind.mind import LocalMind
 from kvist_router.readiness import Readiness
 from kvist_router.relay.answers import send_refusal
-from kvist_router.relay.app import PATHS, TENANT, Relay
+from kvist_router.relay.app import TENANT, Relay
+from kvist_router.relay.paths import PATHS, STORED, route
 
 _OPEN = (names.PATH_HEALTHZ, names.PATH_READYZ)
 
@@ -40,7 +41,7 @@ class Endpoint:
                 self._metrics.unauthorized.inc()
                 await send_refusal(send, refused.refusal, [(b"connection", b"close")])
                 return
-            if scope["path"] in PATHS:
+            if route(scope["path"]) is not None:
                 await self._relay(scope, receive, send)
                 return
             if scope["path"] == names.PATH_METRICS and self._door.locked:
@@ -56,7 +57,7 @@ _METRICS_ELSEWHERE = Refusal(404, "with API keys metrics are on the admin port o
 def rest_app(mind: LocalMind, registry: CollectorRegistry, readiness: Readiness) -> FastAPI:
     """`GET /v1/models`, `/healthz`, `/readyz`, `/metrics`; anything else is an OpenAI-form 404."""
     app = FastAPI(title="kvist router", docs_url=None, redoc_url=None, openapi_url=None)
-    one_error_form(app, ", ".join((*PATHS, "/v1/models")))
+    one_error_form(app, ", ".join((*PATHS, STORED, "/v1/models")))
 
     @app.get("/v1/models")
     async def models() -> Response:

@@ -71,6 +71,80 @@ async def test_an_engine_that_disagrees_is_asked_for_every_prompt(router, until,
         assert (record.tokens_from, record.prompt_tokens) == ("remote", 4)
 
 
+async def test_an_engine_that_differs_with_tools_alone_is_asked_for_those_alone(
+    router, until, folder: Path
+) -> None:
+    (folder / "chat_template.jinja").write_text("{{ tools | length if tools else '' }}" + TEMPLATE)
+
+    def other_tools(question: dict[str, Any]) -> list[int]:
+        return [7, *as_folder(question)] if question.get("tools") else as_folder(question)
+
+    async with FakeEngine() as engine:
+        engine.tokens = other_tools
+        running = await router(
+            replicas=[{"url": engine.url}], model={"path": str(folder), "verify_cases": 40}
+        )
+        await until(lambda: not running.mind.source.unverified)
+        assert running.mind.source.problem.startswith("with tools: ")
+        tool = {"type": "function", "function": {"name": "f"}}
+        record = await decide(running, chat("abc", tools=[tool]))
+        assert (record.tokens_from, record.prompt_tokens) == ("remote", 4)
+        assert (await decide(running, chat("abc"))).tokens_from == "local"
+
+
+async def test_a_model_that_the_engine_renders_with_its_own_code_is_asked_of_it(
+    router, until, folder: Path
+) -> None:
+    (folder / "config.json").write_text(json.dumps({"architectures": ["GptOssForCausalLM"]}))
+    async with FakeEngine() as engine:
+        engine.tokens = as_folder
+        running = await router(replicas=[{"url": engine.url}], model={"path": str(folder)})
+        await until(lambda: not running.mind.source.unverified)
+        assert "code of its own (gpt-oss)" in running.mind.source.problem
+        assert (await decide(running, chat("abc"))).tokens_from == "remote"
+        body = json.dumps({"model": "m", "prompt": "abc"}).encode()
+        assert (await decide(running, body, "completions")).tokens_from == "local"
+
+
+@pytest.mark.parametrize(
+    ("fields", "source", "tokens"),
+    [
+        ({"input": "abc"}, "local", 3),
+        ({"input": "abc", "instructions": "de"}, "local", 5),
+        ({"input": [{"role": "user", "content": "abc"}]}, "local", 3),
+        ({"input": "abc", "previous_response_id": "resp_1"}, "unknown", 0),
+        ({"input": "abcdefgh", "tools": [{"type": "web_search"}]}, "unknown", 4),
+    ],
+)
+async def test_every_form_of_a_response_request(
+    router, folder: Path, fields: dict[str, Any], source: str, tokens: int
+) -> None:
+    async with FakeEngine() as engine:
+        engine.tokens = as_folder
+        running = await router(replicas=[{"url": engine.url}], model={"path": str(folder), "verify_cases": 0})
+        record = await decide(running, json.dumps({"model": "m", **fields}).encode(), "responses")
+        assert (record.tokens_from, record.prompt_tokens) == (source, tokens)
+
+
+@pytest.mark.parametrize("more", [{"suffix": "b"}, {"prompt_embeds": "AAAA"}])
+async def test_a_prompt_that_the_engine_adds_to_has_no_keys(router, folder: Path, more) -> None:
+    async with FakeEngine() as engine:
+        running = await router(replicas=[{"url": engine.url}], model={"path": str(folder), "verify_cases": 0})
+        body = json.dumps({"model": "m", "prompt": "a" * 300, **more}).encode()
+        record = await decide(running, body, "completions")
+        assert (record.tokens_from, record.prompt_tokens) == ("unknown", 75)
+
+
+async def test_a_prompt_that_the_engine_cuts_short_has_no_keys(router, folder: Path) -> None:
+    async with FakeEngine() as engine:
+        running = await router(replicas=[{"url": engine.url}], model={"path": str(folder), "verify_cases": 0})
+        body = json.dumps({"model": "m", "prompt": "a" * 300, "truncate_prompt_tokens": 299}).encode()
+        record = await decide(running, body, "completions")
+        assert (record.tokens_from, record.last_chunk_key) == ("unknown", "")
+        body = json.dumps({"model": "m", "prompt": "a" * 300, "truncate_prompt_tokens": 300}).encode()
+        assert (await decide(running, body, "completions")).tokens_from == "local"
+
+
 async def test_an_engine_without_tokenize_cannot_disprove(router, until, folder: Path) -> None:
     async with FakeEngine() as engine:
         running = await router(replicas=[{"url": engine.url}], model={"path": str(folder)})
@@ -130,7 +204,7 @@ async def test_fallbacks_are_counted_by_reason(router, http, folder: Path) -> No
     async with FakeEngine() as engine:
         engine.tokens = as_folder
         running = await router(replicas=[{"url": engine.url}], model={"path": str(folder), "verify_cases": 0})
-        assert (await decide(running, chat("abc", tools=[{"type": "function"}]))).tokens_from == "remote"
+        assert (await decide(running, chat("abc", chat_template="x"))).tokens_from == "remote"
         async with http.get(running.admin_url + "/metrics") as answer:
             text = await answer.text()
-        assert 'kvist_router_remote_tokenize_total{reason="tools"} 1.0' in text
+        assert 'kvist_router_remote_tokenize_total{reason="chat_template"} 1.0' in text

@@ -152,7 +152,7 @@ async def test_body_over_the_limit_is_413_with_and_without_a_length(router, http
 async def test_other_paths_are_404_and_methods_405(router, http) -> None:
     async with FakeEngine() as engine:
         running = await router(replicas=replicas(engine))
-        for path in ("/v1/embeddings", "/health", "/", "/docs", "/v1/chat/completions/"):
+        for path in ("/v1/rerank", "/health", "/", "/docs", "/v1/chat/completions/"):
             async with http.post(running.url + path, json={}) as answer:
                 assert answer.status in (404, 405)
                 await error_of(answer)

@@ -87,14 +87,20 @@ def test_long_new_text_is_encoded_beside_the_loop_and_kept(tokenizers) -> None:
     "change",
     [
         {"tools": [{"type": "function"}]},
+        {"tools": []},
+        {"tools": [{"type": "function", "function": {"name": "f", "defer_loading": True}}]},
         {"chat_template": "x"},
-        {"chat_template_kwargs": {"a": 1}},
-        {"continue_final_message": True},
-        {"documents": [{}]},
-        {"messages": [{"role": "tool", "content": "x"}]},
-        {"messages": [{"role": "user", "content": "x", "name": "y"}]},
+        {"chat_template_kwargs": {"tokenize": True}},
+        {"continue_final_message": True},  # beside add_generation_prompt, which is the default
+        {"documents": [{"text": 1}]},
+        {"reasoning_effort": "very"},
+        {"mm_processor_kwargs": {"x": 1}},
+        {"messages": [{"role": "critic", "content": "x"}]},
+        {"messages": [{"role": "user", "content": "x", "name": 1}]},
+        {"messages": [{"role": "user", "content": "x", "other": "y"}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         {"messages": [{"role": "user", "content": "\ud800"}]},
+        {"messages": [{"role": "assistant", "content": "x", "audio": {"id": "a"}}]},
     ],
 )
 def test_what_only_the_engine_knows_is_not_rendered_here(tokenizers, change: dict[str, Any]) -> None:

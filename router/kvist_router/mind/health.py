@@ -7,6 +7,7 @@ check brings it back.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 import aiohttp
@@ -14,6 +15,7 @@ import msgspec
 
 from kvist_router.mind.breaker import Breaker
 from kvist_router.mind.models import ServedModel, read_models
+from kvist_router.mind.prefix_cache import read_prefix_cache
 from kvist_router.mind.replica import Replica
 from kvist_router.settings import HealthSettings
 
@@ -43,6 +45,8 @@ class HealthChecker:
             checks += 1
             failures = failures + 1 if problem else 0
             self._mark(replica, problem, failures)
+            if read_list and not problem and replica.agent is None:
+                await self._prefix_cache(replica)
             pause = self._settings.interval_seconds
             await asyncio.sleep(pause if replica.healthy else min(pause, DOWN_SECONDS))
 
@@ -73,6 +77,17 @@ class HealthChecker:
             return f"/v1/models is not a model list: {error}"
         except (aiohttp.ClientError, OSError) as error:
             return f"{type(error).__name__}: {error}"
+
+    async def _prefix_cache(self, replica: Replica) -> None:
+        """Its own figures, where it has a page of metrics (potential.py)."""
+        # A page that is slow, or another than expected, says nothing of the engine's health.
+        with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            async with (
+                asyncio.timeout(self._settings.timeout_seconds),
+                self._session.get(f"{replica.url}/metrics") as answer,
+            ):
+                if answer.status == 200:
+                    replica.prefix_cache = read_prefix_cache(await answer.text())
 
     async def _models(self, replica: Replica) -> None:
         async with self._session.get(f"{replica.url}/v1/models") as answer:

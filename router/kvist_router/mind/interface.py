@@ -14,7 +14,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
-Path = Literal["chat", "completions"]
+# What a body is: `tokens` are /tokenize and /detokenize, `stored` asks for a response that was kept.
+Path = Literal["chat", "completions", "responses", "embeddings", "tokens", "stored"]
 Event = Literal["first_byte", "ended", "cancelled", "failed"]
 
 
@@ -25,6 +26,7 @@ class Metadata(msgspec.Struct, frozen=True):
     tenant: str = ""
     id: str = ""  # set on a retry: the id of the first decision
     exclude: tuple[str, ...] = ()  # replicas that failed this request
+    response: str = ""  # of a stored response: its id
 
 
 class Decision(msgspec.Struct, frozen=True, tag=True, tag_field="answer"):

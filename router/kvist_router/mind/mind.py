@@ -29,10 +29,12 @@ from kvist_router.mind.interface import Decision, Metadata, Refusal, Report
 from kvist_router.mind.models import ServedModel
 from kvist_router.mind.outcome import Outcomes
 from kvist_router.mind.policies import policy as policy_of
+from kvist_router.mind.potential import Potential
 from kvist_router.mind.pricing import candidate
 from kvist_router.mind.prompts import Prompts, PromptSource
 from kvist_router.mind.records import Considered, DecisionRecord, Records
 from kvist_router.mind.replica import Chain, Identity, Replica
+from kvist_router.mind.responses import ResponseFinder
 from kvist_router.mind.shadows import Shadows, dry_run
 from kvist_router.mind.shared import SharedKeys
 from kvist_router.mind.waiting import Waiting
@@ -40,11 +42,10 @@ from kvist_router.relay.edits import edit_body
 from kvist_router.settings import RouterSettings
 from kvist_router.tokens.keys import TOKEN_BYTES, KeyMemo
 from kvist_router.tokens.lru import SizedLRU
-from kvist_router.tokens.request import Request, parse
+from kvist_router.tokens.request import Request, parse, stored
 
 PENDING_GRACE_SECONDS = 30.0  # beyond twice the predicted time, until a pending key is given up
 ROOTS_BYTES, ROOT_BYTES = 2**20, 300  # cache of root keys: one for every tenant
-TOKEN_CHARACTERS = 4  # of a prompt whose tokens nobody could tell
 PREFIX_CHUNKS = 4  # leading chunks by which prompts begin alike
 
 
@@ -93,6 +94,7 @@ class LocalMind:
         secret: bytes | None = None,
         clock: Callable[[], float] = time.monotonic,
         random: Random | None = None,
+        finder: ResponseFinder | None = None,
     ) -> None:
         self.replicas: dict[str, Replica] = {}
         self.shared = SharedKeys()
@@ -110,6 +112,8 @@ class LocalMind:
         self.gate = Gate(
             settings.admission, settings.tenants, settings.tenant.others, self._room, metrics.admission, clock
         )
+        self._finder = finder
+        self.potential = Potential(self.replicas, clock)
         self._memo = KeyMemo(settings.tokens.key_cache_chunks)
         self._roots: SizedLRU[tuple[Identity, str, str], bytes] = SizedLRU(ROOTS_BYTES)
         self._secret = secret
@@ -165,6 +169,7 @@ class LocalMind:
         now = self._clock()
         self._waiting.look()
         self.gate.look()
+        self.potential.tick()
         for replica in self.replicas.values():
             replica.pending.expire(now)
             replica.tick(now)
@@ -193,12 +198,14 @@ class LocalMind:
     # ---- deciding
 
     async def _question(self, body: bytes, metadata: Metadata) -> tuple[_Question, list[Replica]]:
-        request = parse(body, metadata.path)
+        request = stored(metadata.response) if metadata.path == "stored" else parse(body, metadata.path)
         known = len(self.in_flight) + len(self._waiting) + len(self.gate)
         if self.in_flight.full or known >= self._settings.limits.in_flight:
             raise Refused(Refusal(503, "the router is at its limit of requests in flight",
                                   "service_unavailable", code="overloaded", retry_after=1))  # fmt: skip
         replicas = await self._waiting.replicas(request.model, metadata)
+        if self._finder is not None:
+            replicas = await self._finder.narrow(request, replicas)
         model = model_of(replicas[0], request.model)
         prompts = await self.source.prompts(request, replicas[0].url)
         # A drain may have begun meanwhile, and once we have acknowledged it nothing more may go there.
@@ -206,9 +213,13 @@ class LocalMind:
         lengths = [len(prompt.packed) // TOKEN_BYTES for prompt in prompts.each]
         if model.longest is not None and lengths and max(lengths) > model.longest:
             raise Refused(_too_long(max(lengths), model.longest, request))
-        tokens = sum(lengths) if lengths else len(body) // TOKEN_CHARACTERS
         question = _Question(
-            metadata.id or urandom(16).hex(), request, model, self._salt(request, metadata), prompts, tokens
+            metadata.id or urandom(16).hex(),
+            request,
+            model,
+            self._salt(request, metadata),
+            prompts,
+            prompts.tokens,
         )
         return question, replicas
 
@@ -240,6 +251,9 @@ class LocalMind:
         priced = {policy.feeds: [item.candidate for item in considered]}
         prefix = _prefix(considered[0].keys)
         choice = policy.choose(priced[policy.feeds], self._random, prefix)
+        chosen = next(item for item in considered if item.candidate.name == choice.name)
+        if not shadows:
+            return _Decided(considered, chosen, choice.reason, {})
 
         def candidates(feeds: bool) -> list[Candidate]:
             if feeds not in priced:
@@ -247,7 +261,6 @@ class LocalMind:
             return priced[feeds]
 
         elsewhere = shadows.choose(choice.name, candidates, policy.feeds, self._random, prefix)
-        chosen = next(item for item in considered if item.candidate.name == choice.name)
         return _Decided(considered, chosen, choice.reason, elsewhere)
 
     def _consider(self, question: _Question, replicas: list[Replica], feeds: bool) -> Iterator[_Considered]:
@@ -313,6 +326,8 @@ class LocalMind:
             )
         )
         self.records.add(self._record(question, decided, metadata))
+        if len(question.prompts.each) == 1:
+            self.potential.saw(replica, chosen.keys, question.tokens, cost.reused)
         self.metrics.sent(replica.name)
         self.metrics.prompt.inc(question.tokens)
         self.metrics.predicted.inc(cost.reused)
@@ -323,8 +338,14 @@ class LocalMind:
             predicted_tokens=cost.reused,
             prompt_tokens=question.tokens,
             stream=question.request.stream,
-            body=edit_body(body, question.request.tags, question.salt if self._secret is not None else None),
+            body=self._edited(body, question),
         )
+
+    def _edited(self, body: bytes, question: _Question) -> bytes | None:
+        if question.request.path in ("tokens", "stored"):  # nothing of these is kept
+            return None
+        salt = None if self._secret is None else question.salt
+        return edit_body(body, question.request.tags, salt)
 
     def _record(self, question: _Question, decided: _Decided, metadata: Metadata) -> DecisionRecord:
         # The connector sums copies and prompt lists under one id, so only a single prompt can be compared.
@@ -375,6 +396,6 @@ def _too_long(tokens: int, longest: int, request: Request) -> Refusal:
     return Refusal(
         400,
         f"the prompt has {tokens} tokens, but the model's context length is {longest}; shorten the prompt",
-        param="messages" if request.path == "chat" else "prompt",
+        param={"chat": "messages", "responses": "input"}.get(request.path, "prompt"),
         code="context_length_exceeded",
     )

@@ -13,10 +13,13 @@ import msgspec
 from kvist_connector.keys import pack_tokens
 from kvist_router.errors import NotExact
 from kvist_router.metrics import MindMetrics
-from kvist_router.tokens.keys import cut
+from kvist_router.tokens.estimate import estimated_tokens, multimodal
+from kvist_router.tokens.keys import TOKEN_BYTES, cut
 from kvist_router.tokens.remote import RemoteTokenizer
 from kvist_router.tokens.request import MAX_PROMPTS, Request
+from kvist_router.tokens.responses import as_chat
 from kvist_router.tokens.tokenizer import ModelTokenizer
+from kvist_router.tokens.unusual import unusual
 
 NOT_VERIFIED = "not verified yet"
 MAX_REMOTE_PROMPTS = 4  # of one body that are sent to /tokenize; the others count as cold
@@ -35,10 +38,16 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 class Prompts(msgspec.Struct, frozen=True):
-    """The prompts of a request; `source` is local, remote, ids or unknown."""
+    """The prompts of a request; `source` is local, remote, ids, unknown or none (it has no prompt)."""
 
     each: tuple[Prompt, ...]
     source: str
+    estimate: int = 0  # tokens, where nobody could tell them
+
+    @property
+    def tokens(self) -> int:
+        """Of all prompts together."""
+        return sum(len(prompt.packed) for prompt in self.each) // TOKEN_BYTES or self.estimate
 
 
 class PromptSource:
@@ -51,6 +60,7 @@ class PromptSource:
         self._remote = remote
         self._metrics = metrics
         self._problem = NOT_VERIFIED if verify else ""
+        self._doubted: dict[str, str] = {}  # of the closed list of unusual.py: what was found
 
     @property
     def local(self) -> ModelTokenizer | None:
@@ -60,7 +70,9 @@ class PromptSource:
     @property
     def problem(self) -> str:
         """Why prompts are not tokenized here; empty when they are."""
-        return "no model.path" if self._local is None else self._problem
+        if self._local is None:
+            return "no model.path"
+        return self._problem or self._local.chat_problem or "; ".join(self._doubted.values())
 
     @property
     def unverified(self) -> bool:
@@ -76,10 +88,41 @@ class PromptSource:
         """An engine saw other tokens: ask it from now on."""
         self._problem = problem
 
+    def doubt(self, used: frozenset[str], problem: str) -> None:
+        """An engine saw other tokens for a request that uses these: ask it for such requests from now on."""
+        for name in used:
+            self._doubted.setdefault(name, f"with {name}: {problem}")
+
+    def doubts(self, fields: dict[str, Any]) -> bool:
+        """Whether a chat request is one of those."""
+        return bool(self._doubted) and not self._doubted.keys().isdisjoint(unusual(fields))
+
     async def prompts(self, request: Request, url: str) -> Prompts:
-        """Packed tokens of every prompt; empty and `unknown` when nobody can say."""
+        """Packed tokens of every prompt; none, `unknown` and an estimate when nobody can say."""
+        if request.path in ("tokens", "stored"):
+            return Prompts((), "none")
+        found = await self._known(request, url)
+        return found if found.each else Prompts((), found.source, estimated_tokens(request.fields))
+
+    async def _known(self, request: Request, url: str) -> Prompts:
+        found = await self._whole(request, url)
+        most = request.fields.get("truncate_prompt_tokens")
+        if most is None or not found.each or _within(found.each, most):
+            return found
+        self._metrics.remote_tokenize("truncate_prompt_tokens")  # which side is cut is the engine's choice
+        return Prompts((), "unknown")
+
+    async def _whole(self, request: Request, url: str) -> Prompts:
         if request.path == "chat":
             return await self._chat(request, url)
+        if request.path == "responses":
+            return await self._response(request, url)
+        if request.path == "embeddings":  # nothing of them is kept
+            return Prompts((), "unknown")
+        for name in ("suffix", "prompt_embeds"):  # put around the text, or in its place, by the engine
+            if request.fields.get(name) is not None:
+                self._metrics.remote_tokenize(name)
+                return Prompts((), "unknown")
         prompt = request.fields.get("prompt")
         if isinstance(prompt, str):
             return await self._texts(request, [prompt], url)
@@ -98,26 +141,38 @@ class PromptSource:
 
     async def _chat(self, request: Request, url: str) -> Prompts:
         try:
-            segments = await self._trusted().chat(request.fields)
+            local = self._trusted()
+            if self.doubts(request.fields):
+                raise NotExact("disproved")
+            segments = await local.chat(request.fields)
             return Prompts((Prompt(b"".join(segments), segments),), "local")
         except NotExact as reason:
             self._metrics.remote_tokenize(str(reason))
+        if multimodal(request.fields["messages"]):
+            # The engine would prepare every picture, and keys of it depend on more than its tokens.
+            return Prompts((), "unknown")
         packed = await self._remote.chat(url, request.fields)
         return Prompts((), "unknown") if packed is None else Prompts((Prompt.whole(packed),), "remote")
 
+    async def _response(self, request: Request, url: str) -> Prompts:
+        try:
+            chat = as_chat(request.fields)
+        except NotExact as reason:
+            self._metrics.remote_tokenize(str(reason))
+            return Prompts((), "unknown")
+        return await self._chat(msgspec.structs.replace(request, path="chat", fields=chat), url)
+
     async def _texts(self, request: Request, texts: list[str], url: str) -> Prompts:
-        special = request.fields.get("add_special_tokens", True)
+        special = request.fields.get("add_special_tokens", True) is not False
         try:
             local = self._trusted()
-            if special is not True or request.fields.get("truncate_prompt_tokens") is not None:
-                raise NotExact("special tokens")
-            found = [await local.text(text) for text in texts]
+            encode = local.text if special else local.plain
+            found = [await encode(text) for text in texts]
             return Prompts(tuple(Prompt(b"".join(segments), segments) for segments in found), "local")
         except NotExact as reason:
             self._metrics.remote_tokenize(str(reason))
         answers = [
-            await self._remote.text(url, request.model, text, special is not False)
-            for text in texts[:MAX_REMOTE_PROMPTS]
+            await self._remote.text(url, request.model, text, special) for text in texts[:MAX_REMOTE_PROMPTS]
         ]
         known = tuple(Prompt.whole(answer) for answer in answers if answer is not None)
         return Prompts(known, "remote" if len(known) == len(texts) else "unknown")
@@ -129,3 +184,7 @@ def _ids(prompts: list[Any]) -> Prompts:
         return Prompts(packed, "ids")
     except (TypeError, OverflowError, ValueError):  # the engine says what is wrong with them
         return Prompts((), "unknown")
+
+
+def _within(prompts: tuple[Prompt, ...], most: Any) -> bool:
+    return isinstance(most, int) and all(len(prompt.packed) <= TOKEN_BYTES * most for prompt in prompts)

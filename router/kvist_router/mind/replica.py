@@ -23,6 +23,7 @@ from kvist_router.mind.cost import PRIOR_CHUNK_BYTES, PRIOR_PRICES, Match, Speed
 from kvist_router.mind.mirror import NO_HIT, ApproximateIndex, Hit, Mirror
 from kvist_router.mind.models import ServedModel
 from kvist_router.mind.pending import Pending
+from kvist_router.mind.prefix_cache import PrefixCache
 from kvist_router.mind.shared import SharedKeys
 from kvist_router.settings import IndexSettings, ReplicaSettings
 from kvist_router.tokens.keys import TOKEN_BYTES, KeyMemo
@@ -60,6 +61,7 @@ class Replica:
         self.terminating = False
         self.models: dict[str, ServedModel] = {}
         self.starts = 0  # how often the engine came up
+        self.prefix_cache: PrefixCache | None = None  # what an engine without agent says of its own
         self.mirror = Mirror(index.max_keys, shared)
         self.approximate = ApproximateIndex(index.unmanaged_kv_tokens // CHUNK_TOKENS)
         self.pending = Pending(PENDING_KEYS)

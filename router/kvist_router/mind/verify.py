@@ -1,8 +1,9 @@
 """Are local tokens the engine's? Asks every engine that comes up, before and beside serving.
 
-Called by app.py, supervised. Until the cases agree chat prompts are tokenized by the engine
-(prompts.py); one that disagrees keeps it so. An engine without /tokenize cannot be asked: local
-tokens are then used, and checked request by request against the connector's records.
+Called by app.py, supervised. Until the cases agree prompts are tokenized by the engine (prompts.py); one that
+disagrees keeps it so, or, if it uses more than plain messages, for requests that use the same. An engine
+without /tokenize cannot be asked: local tokens are then used, and checked request by request against the
+connector's records.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from kvist_router.errors import NotExact
 from kvist_router.mind.prompts import PromptSource
 from kvist_router.mind.replica import Replica
 from kvist_router.tokens.remote import RemoteTokenizer
+from kvist_router.tokens.unusual import unusual
 
 LOOK_SECONDS = 0.2
 UNANSWERED = 5  # cases without an answer, one after the other, until the engine counts as one that cannot say
@@ -29,8 +31,19 @@ _PIECES = (
 _log = logging.getLogger(__name__)
 
 
+_CALL = {"id": "call-1", "type": "function", "function": {"name": "look_up", "arguments": '{"é": [1, "x"]}'}}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "finds <things>",
+        "parameters": {"type": "object", "properties": {"é": {"type": "array"}}},
+    },
+}
+
+
 def cases(count: int, seed: int = 1) -> Iterator[dict[str, Any]]:
-    """Bodies of every kind that is rendered locally; every fourth is a completion."""
+    """Bodies of every kind that is rendered here: completions, plain chats, chats with one thing more."""
     draw = Random(seed)
 
     def text() -> str:
@@ -43,7 +56,28 @@ def cases(count: int, seed: int = 1) -> Iterator[dict[str, Any]]:
         messages = [{"role": "system", "content": text()}] if draw.random() < 0.5 else []
         for turn in range(draw.randrange(1, 6)):
             messages.append({"role": ("user", "assistant")[turn % 2], "content": text()})
-        yield {"messages": messages, "add_generation_prompt": messages[-1]["role"] == "user"}
+        fields = {"messages": messages, "add_generation_prompt": messages[-1]["role"] == "user"}
+        yield _with_more(fields, number // 2 % 8, text())
+
+
+def _with_more(fields: dict[str, Any], kind: int, text: str) -> dict[str, Any]:
+    """Most cases stay as they are; the others get one of the things of unusual.py."""
+    messages = fields["messages"]
+    if kind == 0:
+        return {**fields, "tools": [_TOOL]}
+    if kind == 1:
+        asked = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+        result = {"role": "tool", "tool_call_id": "call-1", "content": text}
+        return {"messages": [{"role": "user", "content": text}, asked, result]}
+    if kind == 2:
+        thought = {"role": "assistant", "content": text, "reasoning": "because"}
+        return {"messages": [{"role": "user", "content": text}, thought, {"role": "user", "content": "so"}]}
+    if kind == 3:
+        begun = [*messages, {"role": "assistant", "content": text + "x"}]
+        return {"messages": begun, "continue_final_message": True, "add_generation_prompt": False}
+    if kind == 4:
+        return {**fields, "chat_template_kwargs": {"enable_thinking": False, "thinking": True}}
+    return fields
 
 
 class Verifier:
@@ -72,11 +106,10 @@ class Verifier:
     async def _verify(self, replica: Replica) -> None:
         asked = silent = 0
         for fields in cases(self._count):
+            if "messages" in fields and self._source.doubts(fields):
+                continue
             equal = await self._equal(replica, fields)
-            if equal is False:
-                problem = f"{replica.name}: other tokens for {str(fields)[:300]}"
-                _log.warning("local tokens are not the engine's, /tokenize is used from now on: %s", problem)
-                self._source.distrust(problem)
+            if equal is False and not self._differs(replica, fields):
                 return
             asked += equal is True
             silent = silent + 1 if equal is None else 0
@@ -86,6 +119,17 @@ class Verifier:
         if asked:
             _log.info("local tokens agree with %s in %d cases", replica.name, asked)
         self._source.trust()
+
+    def _differs(self, replica: Replica, fields: dict[str, Any]) -> bool:
+        """Keep a difference in mind; whether plain messages are still to be tried."""
+        problem = f"{replica.name}: other tokens for {str(fields)[:300]}"
+        used = unusual(fields) if "messages" in fields else frozenset()
+        _log.warning("local tokens are not the engine's, /tokenize is used from now on: %s", problem)
+        if used:
+            self._source.doubt(used, problem)
+        else:
+            self._source.distrust(problem)
+        return bool(used)
 
     async def _equal(self, replica: Replica, fields: dict[str, Any]) -> bool | None:
         """None when either side cannot say."""

@@ -43,13 +43,17 @@ async def send_body(send: Send, status: int, body: bytes, headers: RawHeaders) -
     await send({"type": "http.response.body", "body": body})
 
 
-NOT_ALLOWED = Refusal(405, "this path takes POST", code="method_not_allowed")
 TOO_LATE = Refusal(504, "the engine did not answer in time", "timeout_error", code="upstream_timeout")
 SLOW_BODY = Refusal(408, "the request body did not arrive in time", "timeout_error", code="request_timeout")
 NO_DECISION = Refusal(503, "no decision in time", "service_unavailable", code="overloaded", retry_after=1)
 INTERNAL = Refusal(
     500, "internal error of the router; its log says more", "server_error", code="internal_error"
 )
+
+
+def not_allowed(method: str) -> Refusal:
+    """A path was asked in another way than its own."""
+    return Refusal(405, f"this path takes {method}", code="method_not_allowed")
 
 
 def bad_gateway(problem: str) -> Refusal:

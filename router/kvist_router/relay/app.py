@@ -11,11 +11,12 @@ import logging
 import time
 from dataclasses import dataclass
 
+import msgspec
 from starlette.types import Receive, Scope, Send
 
 from kvist_router.errors import Refused, UpstreamError
 from kvist_router.metrics import RelayMetrics
-from kvist_router.mind.interface import Decision, Metadata, Mind, Path, Refusal, Report
+from kvist_router.mind.interface import Decision, Metadata, Mind, Refusal, Report
 from kvist_router.relay import answers
 from kvist_router.relay.body import ClientGone, read_body
 from kvist_router.relay.budget import RetryBudget
@@ -25,12 +26,12 @@ from kvist_router.relay.headers import (
     request_headers,
     response_headers,
 )
+from kvist_router.relay.paths import Route, route
 from kvist_router.relay.spent import answer_tokens
 from kvist_router.relay.upstream import Attempt, Upstream
 from kvist_router.relay.watch import Reason, Watch, Watchdog
 from kvist_router.settings import LimitSettings
 
-PATHS: dict[str, Path] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 TENANT = "kvist.tenant"  # in the scope of a request: who sends it, as access/door.py found
 
 _FIRST_BYTE = Report("first_byte")
@@ -60,7 +61,7 @@ class _Exchange:
 
 
 class Relay:
-    """ASGI for `PATHS`; the dispatcher sends nothing else here."""
+    """ASGI for the paths of relay/paths.py; the dispatcher sends nothing else here."""
 
     def __init__(
         self,
@@ -84,12 +85,16 @@ class Relay:
         self._itl = [metrics.itl.labels(cache) for cache in ("cold", "warm")]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "POST":
-            await answers.send_refusal(send, answers.NOT_ALLOWED, [(b"allow", b"POST")])
+        asked = route(scope["path"])
+        assert asked is not None  # see the class
+        if scope["method"] != asked.method:
+            await answers.send_refusal(
+                send, answers.not_allowed(asked.method), [(b"allow", asked.method.encode())]
+            )
             return
         outcome = "failed"
         try:
-            outcome = await self._serve(scope, receive, send)
+            outcome = await self._serve(scope, receive, send, asked)
         except Refused as refused:
             outcome = "refused"
             await answers.send_refusal(send, refused.refusal)
@@ -98,14 +103,14 @@ class Relay:
         finally:
             self._ends[outcome].inc()
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> str:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, asked: Route) -> str:
         started = time.monotonic()
         headers = scope["headers"]
         answered = False
         with self._dog.watch(receive) as watch:
             watch.phase("body", self._limits.body_seconds)
             body = await read_body(receive, headers, self._limits.body_bytes)
-            metadata = Metadata(PATHS[scope["path"]], scope.get(TENANT, ""))
+            metadata = Metadata(asked.path, scope.get(TENANT, ""), response=asked.response)
             exchange = _Exchange(scope, send, watch, body, metadata, started)
             try:
                 return await self._route(exchange)
@@ -189,7 +194,7 @@ class Relay:
         """The decision for a retry on another replica; None when there is none or the budget is spent."""
         if not self._budget.retry():
             return None
-        retry = Metadata(exchange.metadata.path, exchange.metadata.tenant, first.id, (first.replica,))
+        retry = msgspec.structs.replace(exchange.metadata, id=first.id, exclude=(first.replica,))
         try:
             return await self._decide(exchange, retry)
         except Refused:
@@ -202,7 +207,8 @@ class Relay:
             target += b"?" + query
         headers = request_headers(exchange.scope["headers"], decision.id)
         body = exchange.body if decision.body is None else decision.body
-        return await self._upstream.open(decision.url, target, headers, body)
+        method = exchange.scope["method"].encode()
+        return await self._upstream.open(decision.url, target, headers, body, method)
 
     async def _relay(self, exchange: _Exchange, decision: Decision, attempt: Attempt) -> int:
         """Relay the answer; its tokens."""

@@ -71,15 +71,20 @@ class Upstream:
         await self.pool.close()
 
     async def open(
-        self, base: str, target: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes
+        self,
+        base: str,
+        target: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: bytes,
+        method: bytes = b"POST",
     ) -> Attempt:
-        """POST; raises UpstreamError before the first body byte.
+        """Send a request; raises UpstreamError before the first body byte.
 
         An engine may close an idle connection just when a request is written to it. If then nothing
         came back, the request goes once more, on a new connection.
         """
         place = self._origin(base)
-        head = request_head(place, target, headers, len(body))
+        head = request_head(place, target, headers, len(body), method)
         connection = await self.pool.acquire(place)
         kept = connection.used
         try:
@@ -115,9 +120,16 @@ def origin(base: str) -> Origin:
     )
 
 
-def request_head(place: Origin, target: bytes, headers: Sequence[tuple[bytes, bytes]], length: int) -> bytes:
+def request_head(
+    place: Origin,
+    target: bytes,
+    headers: Sequence[tuple[bytes, bytes]],
+    length: int,
+    method: bytes = b"POST",
+) -> bytes:
     """Request line and headers; raises Refused for anything that would end a line early."""
-    head = b"POST %b%b HTTP/1.1\r\nhost: %b\r\n%b\r\ncontent-length: %d\r\n\r\n" % (
+    head = b"%b %b%b HTTP/1.1\r\nhost: %b\r\n%b\r\ncontent-length: %d\r\n\r\n" % (
+        method,
         place.prefix,
         target,
         place.host_header,

@@ -30,7 +30,8 @@ class FakeEngine(LocalServer):
     """Answers `pieces` as a stream, or their text as one body.
 
     `answer` replaces the whole answer. `first_byte` and `rest` are gates: cleared, they hold the
-    answer before its first piece, or after it. `tokens` answers /tokenize.
+    answer before its first piece, or after it. `tokens` answers /tokenize. `stored` are the ids of responses
+    that it keeps, `probed` those it was asked for, `metrics` is its page of metrics.
     """
 
     def __init__(self, model: str = "m", longest: int = 8192, port: int = 0) -> None:
@@ -48,15 +49,22 @@ class FakeEngine(LocalServer):
         self.tokenizing = asyncio.Event()
         self.tokenizing.set()
         self.health_status = 200
+        self.metrics = ""
+        self.stored: set[str] = set()
+        self.probed: list[str] = []
 
     def application(self) -> web.Application:
         """See LocalServer."""
         app = web.Application(client_max_size=2**30)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/v1/chat/completions", self._generate)
-        app.router.add_post("/v1/completions", self._generate)
+        for path in ("/v1/completions", "/v1/responses", "/v1/embeddings", "/detokenize"):
+            app.router.add_post(path, self._generate)
+        app.router.add_get("/v1/responses/{id}", self._stored)
+        app.router.add_post("/v1/responses/{id}/cancel", self._stored)
         return app
 
     async def wait_received(self, count: int, seconds: float = 60.0) -> Received:
@@ -71,6 +79,15 @@ class FakeEngine(LocalServer):
     async def _models(self, request: web.Request) -> web.Response:
         card = {"id": self.model, "object": "model", "max_model_len": self.longest, "parent": None}
         return web.json_response({"object": "list", "data": [card]})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(text=self.metrics)
+
+    async def _stored(self, request: web.Request) -> web.Response:
+        self.probed.append(request.match_info["id"])
+        if request.match_info["id"] not in self.stored:
+            return web.json_response({"error": {"message": "not found"}}, status=404)
+        return web.json_response({"id": request.match_info["id"], "path": request.path})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         self.tokenized += 1

@@ -28,10 +28,16 @@ class Request(msgspec.Struct, frozen=True):
     salt: str  # the client's own cache salt
     tags: tuple[str, ...] | None  # of the top-level `kvist` object; None when it is absent
     copies: int  # `n`
+    response: str = ""  # a stored response that this one asks for or goes on from
 
 
 class _DuplicateKeyError(ValueError):
     pass
+
+
+def stored(response: str) -> Request:
+    """The question for a response that an engine keeps."""
+    return Request("stored", None, False, {}, "", None, 1, response)
 
 
 def parse(body: bytes, path: Path) -> Request:
@@ -45,7 +51,7 @@ def parse(body: bytes, path: Path) -> Request:
     salt = fields.get("cache_salt")
     if salt is not None and not isinstance(salt, str):
         _refuse("cache_salt must be a string", "cache_salt")
-    copies = fields.get("n")
+    copies, before = fields.get("n"), fields.get("previous_response_id")
     return Request(
         path=path,
         model=model,
@@ -54,6 +60,7 @@ def parse(body: bytes, path: Path) -> Request:
         salt=salt or "",
         tags=_tags(fields),
         copies=copies if type(copies) is int and copies > 0 else 1,
+        response=before if path == "responses" and isinstance(before, str) else "",
     )
 
 
@@ -144,13 +151,19 @@ def _check_transfers(fields: dict[str, Any]) -> None:
 
 
 def _check_prompt(fields: dict[str, Any], path: Path) -> None:
-    if path == "chat":
+    if path in ("responses", "embeddings"):
+        # vLLM's embeddings take messages too, and prompts of several kinds: the engine says what is wrong.
+        if path == "responses" and not isinstance(fields.get("input"), str | list):
+            _refuse("input must be a string or a list of items", "input")
+    elif path == "chat":
         messages = fields.get("messages")
         if not isinstance(messages, list) or not messages:
             _refuse("messages must be a list with at least one message", "messages")
         if not all(isinstance(message, dict) for message in messages):
             _refuse("every message must be an object", "messages")
-    elif not isinstance(fields.get("prompt"), str | list) and fields.get("prompt_embeds") is None:
+    elif path == "completions" and not isinstance(fields.get("prompt"), str | list):
+        if fields.get("prompt_embeds") is not None:
+            return
         _refuse("prompt must be a string, a list of strings, or token ids", "prompt")
 
 

@@ -51,7 +51,7 @@ class Skeletons:
             {"role": message["role"], "content": f"{mark}{number}."}
             for number, message in enumerate(conversation.messages)
         ]
-        text = self._template.render(Conversation(marked, conversation.generate))
+        text = self._template.render(conversation._replace(messages=marked))
         skeleton: list[list[str | int]] = [[]]
         for number, part in enumerate(re.split(mark + r"(\d+)\.", text)):
             if number % 2:

@@ -1,32 +1,33 @@
 """Chat templates, rendered as the engine renders them (transformers' environment, vLLM's message forms).
 
 Called by tokenizer.py. What is not certainly equal raises NotExact with the reason; the
-differential test is tests/router/test_tokens_exact.py.
+differential tests are tests/router/test_tokens_exact.py and tests/router/rendering.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
+from os import urandom
 from typing import Any, NamedTuple, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kvist_router.errors import NotExact
+from kvist_router.tokens.content_form import takes_parts
+from kvist_router.tokens.messages import engine_messages
 from kvist_router.tokens.opaque import inserts_content
+from kvist_router.tokens.variables import template_variables
 
 # Fields of a chat request that change its tokens in ways only the engine knows.
-_ENGINE_ONLY = frozenset({
-    "tools", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort", "mm_processor_kwargs",
-    "media_io_kwargs", "truncate_prompt_tokens", "continue_final_message", "add_special_tokens",
-})  # fmt: skip
-_ROLES = frozenset({"system", "user", "assistant"})
-_BILLING = "x-anthropic-billing-header"  # vLLM strips it from system messages
+_ENGINE_ONLY = frozenset({"chat_template", "mm_processor_kwargs", "media_io_kwargs"})
+_DEVELOPER = ("'developer'", '"developer"')
 
 
 class _Generation(jinja2.ext.Extension):
@@ -40,10 +41,12 @@ class _Generation(jinja2.ext.Extension):
 
 
 class Conversation(NamedTuple):
-    """Messages in the form that the engine gives to the template."""
+    """What the engine gives to the template."""
 
     messages: list[dict[str, Any]]
     generate: bool  # whether the answer's head is added
+    variables: dict[str, Any]  # tools, documents and keyword arguments that the template looks at
+    continued: bool = False  # the last message is left open
 
 
 class ChatTemplate:
@@ -59,72 +62,73 @@ class ChatTemplate:
         self._template = environment.from_string(source)
         self._special_tokens = special_tokens
         root = environment.parse(source)
-        self._wraps_content = any(_loops_over_content(root))
-        self.inserts_content = not self._wraps_content and inserts_content(root)
+        names = {node.name for node in root.find_all(jinja2.nodes.Name)}
+        # Looking for them folds constants in the tree it is given.
+        undeclared = jinja2.meta.find_undeclared_variables(environment.parse(source))
+        self.variables = frozenset(undeclared | names & {"tools", "documents"})
+        self._parts = takes_parts(root)
+        self._developer = any(name in source for name in _DEVELOPER)
+        self._continues = "content" in source
+        self.inserts_content = not self._parts and inserts_content(root)
 
     def accept(self, fields: dict[str, Any]) -> Conversation:
         """What a chat request renders; raises NotExact when the engine may render something else."""
         if not _ENGINE_ONLY.isdisjoint(fields):
             for name in sorted(_ENGINE_ONLY):
-                if fields.get(name) not in (None, False):
+                if fields.get(name) is not None:
                     raise NotExact(name)
-        generate = fields.get("add_generation_prompt", True)
-        if not isinstance(generate, bool):
-            raise NotExact("add_generation_prompt")
-        return Conversation([self._message(message) for message in fields["messages"]], generate)
+        generate = _flag(fields, "add_generation_prompt", True)
+        continued = _flag(fields, "continue_final_message", False)
+        if continued and (generate or not self._continues):
+            raise NotExact("continue_final_message")
+        messages = engine_messages(fields["messages"], self._parts, self._developer)
+        return Conversation(messages, generate, template_variables(fields, self.variables), continued)
 
     def render(self, conversation: Conversation) -> str:
         """Its text; raises NotExact when the template refuses it."""
+        if not conversation.continued:
+            return self._render(conversation)
+        mark = urandom(16).hex() + " "
+        messages, final = _marked(conversation.messages, mark)
+        return _open_end(self._render(conversation._replace(messages=messages)), mark, final)
+
+    def _render(self, conversation: Conversation) -> str:
+        variables = {"tools": None, "documents": None, **self._special_tokens, **conversation.variables}
         try:
             return self._template.render(
-                messages=conversation.messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=conversation.generate,
-                **self._special_tokens,
+                variables, messages=conversation.messages, add_generation_prompt=conversation.generate
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
             raise NotExact("template refused") from error  # the engine says it in its own words
 
-    def _message(self, message: dict[str, Any]) -> dict[str, Any]:
-        role = message.get("role")
-        if role not in _ROLES or len(message) != 2 or "content" not in message:
-            raise NotExact("message form")
-        content = message["content"]
-        if type(content) is str:
-            if role == "system" and _BILLING in content:
-                raise NotExact("message form")
-            if not self._wraps_content:
-                return message
-            return {"role": role, "content": [{"type": "text", "text": content}]}
-        texts = list(_texts(content))
-        if role == "system" and any(_BILLING in text for text in texts):
-            raise NotExact("message form")
-        if self._wraps_content:
-            return {"role": role, "content": [{"type": "text", "text": text} for text in texts]}
-        return {"role": role, "content": "\n".join(text for text in texts if text)}
+
+def _flag(fields: dict[str, Any], name: str, default: bool) -> bool:
+    value = fields.get(name, default)
+    if not isinstance(value, bool):
+        raise NotExact(name)
+    return value
 
 
-def _texts(content: Any) -> Iterator[str]:
-    if not isinstance(content, list):
-        raise NotExact("message form")
-    for part in content:
-        if not isinstance(part, dict) or set(part) != {"type", "text"}:
-            raise NotExact("message form")
-        if part["type"] != "text" or not isinstance(part["text"], str):
-            raise NotExact("message form")
-        yield part["text"]
+def _marked(messages: list[dict[str, Any]], mark: str) -> tuple[list[dict[str, Any]], str]:
+    """The messages with a mark behind the last text, and that text."""
+    last = messages[-1]
+    content = last["content"]
+    if isinstance(content, str):
+        return [*messages[:-1], {**last, "content": content + mark}], content
+    if not content:
+        raise NotExact("continue_final_message")
+    text = content[-1]["text"]
+    marked = [*content[:-1], {**content[-1], "text": text + mark}]
+    return [*messages[:-1], {**last, "content": marked}], text
 
 
-def _loops_over_content(root: jinja2.nodes.Template) -> Iterator[bool]:
-    """Whether the template iterates message content: vLLM then passes lists of parts ("openai" format)."""
-    for loop in root.find_all(jinja2.nodes.For):
-        if isinstance(loop.iter, jinja2.nodes.Name) and loop.iter.name == "content":
-            yield True
-        if isinstance(loop.iter, jinja2.nodes.Getattr) and loop.iter.attr == "content":
-            yield True
-        if isinstance(loop.iter, jinja2.nodes.Getitem) and isinstance(loop.iter.arg, jinja2.nodes.Const):
-            yield loop.iter.arg.value == "content"
+def _open_end(text: str, mark: str, final: str) -> str:
+    """What stands before the mark; a template that trims contents has dropped the space before it too."""
+    found = text.rfind(mark.rstrip())
+    if found < 0 or final.strip() not in text:
+        raise NotExact("continue_final_message")
+    before = text[:found]
+    return before if text.startswith(mark, found) else before.rstrip()
 
 
 def _raise_exception(message: str) -> NoReturn:

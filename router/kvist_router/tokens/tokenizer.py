@@ -1,65 +1,94 @@
 """Tokens of one model folder, exactly as the engine derives them, or NotExact.
 
-Called by mind/tokens of the mind. Packed tokens are little-endian u32 (kvist_connector.keys).
+Called by mind/prompts.py and mind/verify.py. Packed tokens are little-endian u32 (kvist_connector.keys).
 Short new text is encoded on the loop; long text in a thread: `encode_batch_fast` releases the GIL there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
+from sys import getsizeof
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from kvist_connector.errors import ConfigError
 from kvist_connector.keys import pack_tokens
 from kvist_router.errors import NotExact
+from kvist_router.tokens.folder import DEFAULT, TOOL_USE, ModelFolder, read_folder
 from kvist_router.tokens.lru import SizedLRU
 from kvist_router.tokens.segments import exact_splitter, split_tokens
 from kvist_router.tokens.skeleton import Skeletons
-from kvist_router.tokens.template import ChatTemplate
+from kvist_router.tokens.template import ChatTemplate, Conversation
 
-_ENTRY_BYTES = 200  # of a cache entry beside text and tokens
+_ENTRY_BYTES = 250  # of a cache entry beside text and tokens
 
 
 class ModelTokenizer:
     """Chat and completion prompts to packed tokens, with a bounded cache of segments."""
 
     def __init__(self, folder: Path, cache_bytes: int, inline_characters: int) -> None:
-        content = _read_json(folder / "tokenizer.json")
-        config = _read_json(folder / "tokenizer_config.json", optional=True)
+        files = read_folder(folder)
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._splitter = exact_splitter(content)
+        self._splitter = exact_splitter(files.tokenizer)
         self._inline = inline_characters
         self._cache: SizedLRU[str, bytes] = SizedLRU(cache_bytes)
-        source = _template_source(folder, config)
-        self._template = ChatTemplate(source, _special_tokens(config)) if source is not None else None
-        self._skeletons = None
-        if self._template is not None and self._template.inserts_content and self._splitter is not None:
-            self._skeletons = Skeletons(self._template, self._splitter, split_tokens(content))
-        self._frame = self._special_frame(config)
+        self._own_code = files.own_code
+        self._templates = _compiled(files)
+        self._skeletons = {
+            name: Skeletons(template, self._splitter, split_tokens(files.tokenizer))
+            for name, template in self._templates.items()
+            if template.inserts_content and self._splitter is not None
+        }
+        self._frame = self._special_frame(files.config)
         self.hits = 0
         self.misses = 0
+        self.encoded_characters = 0  # of text that no segment was known for
+
+    @property
+    def chat_problem(self) -> str:
+        """Why no chat prompt is rendered here; empty when some are."""
+        if self._own_code:
+            return f"the engine renders chats with code of its own ({self._own_code})"
+        return "" if self._templates else "the model folder has no chat template"
+
+    @property
+    def cache_size(self) -> int:
+        """Bytes of the segment cache in use."""
+        return self._cache.size
 
     async def chat(self, fields: dict[str, Any]) -> list[bytes]:
         """Packed tokens of a chat request, in segments: those that were there before are the same objects."""
-        if self._template is None:
+        if self._own_code or not self._templates:
+            raise NotExact("engine's own code" if self._own_code else "no template")
+        name = TOOL_USE if TOOL_USE in self._templates and fields.get("tools") is not None else DEFAULT
+        if name not in self._templates:
             raise NotExact("no template")
-        conversation = self._template.accept(fields)
-        if self._skeletons is not None:
-            return await self._encode(self._skeletons.pieces(conversation))
-        return await self._encode(self._cut(self._template.render(conversation)))
+        conversation = self._templates[name].accept(fields)
+        segments = await self._encode(self._pieces(name, conversation))
+        return self._framed(segments) if fields.get("add_special_tokens") else segments
 
     async def text(self, text: str) -> list[bytes]:
         """Packed tokens of one completion prompt, in segments."""
+        return self._framed(await self._encode(self._cut(text)))
+
+    async def plain(self, text: str) -> list[bytes]:
+        """The same without special tokens."""
+        return await self._encode(self._cut(text))
+
+    def _pieces(self, name: str, conversation: Conversation) -> list[str]:
+        skeletons = self._skeletons.get(name)
+        if skeletons is not None and not conversation.variables and not conversation.continued:
+            return skeletons.pieces(conversation)
+        return self._cut(self._templates[name].render(conversation))
+
+    def _framed(self, segments: list[bytes]) -> list[bytes]:
         if self._frame is None:
             raise NotExact("special tokens")
         before, after = self._frame
-        return [before, *await self._encode(self._cut(text)), after]
+        return [piece for piece in (before, *segments, after) if piece]
 
     def _cut(self, text: str) -> list[str]:
         return self._splitter.split(text) if self._splitter is not None else [text]
@@ -79,12 +108,14 @@ class ModelTokenizer:
         return [tokens for tokens in found if tokens]
 
     async def _encode_pieces(self, pieces: list[str]) -> dict[str, bytes]:
-        if sum(map(len, pieces)) <= self._inline:
+        characters = sum(map(len, pieces))
+        self.encoded_characters += characters
+        if characters <= self._inline:
             packed = self._encode_now(pieces)
         else:
             packed = await asyncio.to_thread(self._encode_now, pieces)
         for piece, tokens in zip(pieces, packed, strict=True):
-            self._cache.put(piece, tokens, 2 * len(piece) + len(tokens) + _ENTRY_BYTES)
+            self._cache.put(piece, tokens, getsizeof(piece) + getsizeof(tokens) + _ENTRY_BYTES)
         return dict(zip(pieces, packed, strict=True))
 
     def _encode_now(self, pieces: list[str]) -> list[bytes]:
@@ -111,36 +142,9 @@ class ModelTokenizer:
         return wanted is None or bool(wanted) == bool(before)
 
 
-def _read_json(path: Path, optional: bool = False) -> dict[str, Any]:
-    if optional and not path.exists():
-        return {}
-    try:
-        loaded = json.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(
-            f"model.path: {path} cannot be read ({error.strerror}); give a Hugging Face model folder"
-        ) from error
-    except ValueError as error:
-        raise ConfigError(f"model.path: {path} is not JSON: {error}") from error
-    if not isinstance(loaded, dict):
-        raise ConfigError(f"model.path: {path} must hold a JSON object")
-    return loaded
-
-
-def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.exists():
-        return file.read_text()
-    source = config.get("chat_template")
-    return source if isinstance(source, str) else None
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    tokens = {}
-    for name in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"):
-        value = config.get(name)
-        if isinstance(value, dict):
-            value = value.get("content")
-        if isinstance(value, str):
-            tokens[name] = value
-    return tokens
+def _compiled(files: ModelFolder) -> dict[str, ChatTemplate]:
+    """Templates by name, without those that name a special token of which only the engine knows."""
+    found = {name: ChatTemplate(source, files.special_tokens) for name, source in files.templates.items()}
+    return {
+        name: template for name, template in found.items() if files.unnamed.isdisjoint(template.variables)
+    }

@@ -1,0 +1,105 @@
+"""Through the router everything is as it is straight at the engine, but for ids, times and own headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1800)]
+
+MODEL = "smol"
+# One token is allowed, so that what is generated does not hang on how a batch was cut.
+FIXED = {"model": MODEL, "temperature": 0, "max_tokens": 3, "allowed_token_ids": [28]}
+USER = {"role": "user", "content": "What did the sea bring?"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+VARIED = frozenset({"id", "created", "created_at", "system_fingerprint", "request_id", "kv_transfer_params"})
+
+REQUESTS: list[tuple[str, str, dict[str, Any] | None]] = [
+    ("POST", CHAT, {**FIXED, "messages": [USER]}),
+    ("POST", CHAT, {**FIXED, "messages": [USER], "stream": True, "stream_options": {"include_usage": True}}),
+    ("POST", CHAT, {**FIXED, "messages": [USER], "n": 2, "logprobs": True, "top_logprobs": 2}),
+    ("POST", CHAT, {**FIXED, "messages": [USER], "tools": [TOOL], "tool_choice": "none"}),
+    ("POST", CHAT, {**FIXED, "messages": [USER], "tools": [TOOL]}),
+    ("POST", CHAT, {**FIXED, "messages": [USER], "stop": [","], "seed": 5, "ignore_eos": True}),
+    ("POST", CHAT, {**FIXED, "messages": [USER], "chat_template_kwargs": {"x": 1}, "user": "u"}),
+    ("POST", CHAT, {**FIXED, "messages": [USER], "max_tokens": -1}),
+    ("POST", CHAT, {**FIXED, "messages": [USER], "temperature": 9}),
+    ("POST", CHAT, {**FIXED, "messages": [USER], "reasoning_effort": "very"}),
+    ("POST", CHAT, {**FIXED, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+    ("POST", CHAT, {**FIXED, "messages": [{"content": "x"}]}),
+    ("POST", CHAT, {**FIXED, "messages": [USER, {"role": "assistant", "content": "A"}],
+                    "continue_final_message": True, "add_generation_prompt": False}),
+    ("POST", COMPLETIONS, {**FIXED, "prompt": "The sea"}),
+    ("POST", COMPLETIONS, {**FIXED, "prompt": ["The sea", "The land"], "echo": True, "logprobs": 1}),
+    ("POST", COMPLETIONS, {**FIXED, "prompt": [1, 2, 3], "n": 2}),
+    ("POST", COMPLETIONS, {**FIXED, "prompt": [[1, 2], [3]], "stream": True}),
+    ("POST", COMPLETIONS, {**FIXED, "prompt": [-1]}),
+    ("POST", COMPLETIONS, {**FIXED, "prompt": ""}),
+    ("POST", COMPLETIONS, {**FIXED, "prompt": "x", "structured_outputs": {"choice": [","]}}),
+    ("POST", "/v1/responses", {"model": MODEL, "input": "The sea", "max_output_tokens": 1, "store": False}),
+    ("POST", "/v1/responses", {"model": MODEL, "input": "x", "previous_response_id": "resp_unknown"}),
+    ("GET", "/v1/responses/resp_unknown", None),
+    ("POST", "/v1/embeddings", {"model": MODEL, "input": "x"}),
+    ("POST", "/tokenize", {"model": MODEL, "prompt": "The sea <|im_end|>"}),
+    ("POST", "/tokenize", {"model": MODEL, "messages": [USER]}),
+    ("POST", "/detokenize", {"model": MODEL, "tokens": [1, 2, 3]}),
+]  # fmt: skip
+# The router refuses or answers these in words of its own, with the same status.
+OWN_WORDS = frozenset({"/v1/responses/resp_unknown"})
+
+
+def plain(value: Any) -> Any:
+    """Without ids and times; of numbers that depend on the batch only that they are numbers."""
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items() if name not in VARIED}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return float if isinstance(value, float) else value
+
+
+def answered(client: httpx.Client, base: str, method: str, path: str, body: Any) -> tuple[Any, ...]:
+    """Status, kind of content, and what was said, event by event for a stream."""
+    answer = client.request(method, base + path, json=body)
+    kind = answer.headers.get("content-type", "").partition(";")[0]
+    if kind == "text/event-stream":
+        return answer.status_code, kind, list(events(answer))
+    return answer.status_code, kind, None if path in OWN_WORDS else plain(answer.json())
+
+
+def events(answer: httpx.Response) -> Iterator[Any]:
+    for line in answer.text.splitlines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield plain(httpx.Response(200, text=line[6:]).json())
+        elif line:
+            yield line
+
+
+@pytest.mark.parametrize("asked", REQUESTS, ids=lambda asked: asked[1])
+def test_the_router_answers_as_the_engine_does(rig: Any, asked: tuple[str, str, Any]) -> None:
+    rig.mirrored()
+    engine = next(iter(rig.urls.engines.values()))
+    direct = answered(rig.client, engine, *asked)
+    routed = answered(rig.client, rig.urls.router, *asked)
+    if asked[1] in OWN_WORDS and direct[0] >= 400:
+        assert routed[0] == direct[0]
+    else:
+        assert routed == direct
+
+
+def test_a_strict_client_gets_what_it_expects_and_admin_paths_are_not_there(rig: Any) -> None:
+    openai = pytest.importorskip("openai")
+    rig.mirrored()
+    with openai.OpenAI(base_url=rig.urls.router + "/v1", api_key="none", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == [MODEL]
+        answer = client.chat.completions.create(
+            model=MODEL, messages=[USER], max_tokens=2, extra_body={"allowed_token_ids": [28]}
+        )
+        assert answer.usage.completion_tokens == 2
+        pieces = list(client.completions.create(model=MODEL, prompt="x", max_tokens=2, stream=True))
+        assert pieces[-1].choices[0].finish_reason == "length"
+    for path in ("/reset_prefix_cache", "/collective_rpc", "/v1/load_lora_adapter", "/sleep"):
+        assert rig.client.post(rig.urls.router + path, json={}).status_code == 404
