@@ -118,18 +118,17 @@ def loaded(used: int, held: float, waiting: int = 0) -> Replica:
 
 
 def test_a_prompt_that_fits_does_not_wait_for_space() -> None:
-    assert loaded(used=5_000, held=10.0).space_seconds(0.0, 5_000) == 0
+    assert loaded(used=5_000, held=10.0).busy(0.0).space_seconds(5_000) == 0
 
 
 def test_a_prompt_that_does_not_fit_waits_for_its_share_of_those_that_run() -> None:
     # 9,000 tokens that each stay ten seconds make way at 900 a second; 1,000 of 4,000 are free.
-    assert loaded(used=9_000, held=10.0).space_seconds(0.0, 4_000) == pytest.approx(3_000 / 900)
+    assert loaded(used=9_000, held=10.0).busy(0.0).space_seconds(4_000) == pytest.approx(3_000 / 900)
 
 
 def test_prompts_that_wait_there_already_come_first() -> None:
-    assert loaded(used=9_000, held=10.0, waiting=1_000).space_seconds(0.0, 4_000) == pytest.approx(
-        4_000 / 900
-    )
+    busy = loaded(used=9_000, held=10.0, waiting=1_000).busy(0.0)
+    assert busy.space_seconds(4_000) == pytest.approx(4_000 / 900)
 
 
 def test_of_what_the_engine_reports_only_what_others_sent_is_added_to_our_own() -> None:
@@ -138,25 +137,27 @@ def test_of_what_the_engine_reports_only_what_others_sent_is_added_to_our_own() 
         waiting_requests=3, running_requests=5, decode_sequences=4, waiting_prefill_tokens=3_000,
         running_prefill_tokens=1_000,
     )  # fmt: skip
-    assert replica.prefill_tokens(0.0) == 4_000  # none of them is ours
+    assert replica.busy(0.0).prefill_tokens == 4_000  # none of them is ours
     replica.outstanding_prefills, replica.outstanding_tokens = 3, 600
-    assert replica.prefill_tokens(0.0) == pytest.approx(600 + 4_000 / 4)
+    assert replica.busy(0.0).prefill_tokens == pytest.approx(600 + 4_000 / 4)
     replica.outstanding_prefills = 6
-    assert replica.prefill_tokens(0.0) == 600
-    assert replica.prefill_tokens(3_600.0) == 600  # the load report is old
+    assert replica.busy(0.0).prefill_tokens == 600
+    assert replica.busy(3_600.0).prefill_tokens == 600  # the load report is old
 
 
 def test_who_waits_and_who_is_answered_is_ours_or_the_engines_report() -> None:
     replica = loaded(used=5_000, held=10.0)
     replica.outstanding_prefills, replica.outstanding_requests = 2, 3
-    assert replica.busy_with(3_600.0) == (2, 1)
+    old = replica.busy(3_600.0)
+    assert (old.waiting, old.decoding) == (2, 1)
     replica.load = EngineLoad(waiting_requests=3, running_requests=5, decode_sequences=4)
-    assert replica.busy_with(0.0) == (4, 4)
+    new = replica.busy(0.0)
+    assert (new.waiting, new.decoding) == (4, 4)
 
 
 def test_without_figures_space_costs_nothing() -> None:
-    assert loaded(used=9_000, held=0.0).space_seconds(0.0, 4_000) == 0
-    assert loaded(used=9_000, held=10.0).space_seconds(3_600.0, 4_000) == 0  # the load report is old
+    assert loaded(used=9_000, held=0.0).busy(0.0).space_seconds(4_000) == 0
+    assert loaded(used=9_000, held=10.0).busy(3_600.0).space_seconds(4_000) == 0  # the load report is old
 
 
 async def test_a_full_engine_is_passed_over_for_one_with_room(router, until) -> None:

@@ -68,7 +68,6 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     recompute: float
     reused: int
     space: float = 0.0
-    taken: int = 0  # tokens of the engine's KV space that it newly takes
 
     @property
     def total(self) -> float:
@@ -102,12 +101,13 @@ def prompt_cost(
     if not speeds.measured:
         load = min(load, UNMEASURED_LOAD * speeds.prefill.seconds(gpu, reused))
     recompute = speeds.prefill.seconds(reused, tokens) * speeds.correction
-    return Cost(queue, load, pending, recompute, reused, space, taken_tokens(match, tokens, chunk_tokens))
+    return Cost(queue, load, pending, recompute, reused, space)
 
 
 def taken_tokens(match: Match, tokens: int, chunk_tokens: int) -> int:
     """KV space that a prompt takes: tokens neither on the GPU nor about to be computed there for another."""
-    return max(0, tokens - match.gpu_tokens - match.pending_chunks * chunk_tokens)
+    taken = tokens - match.gpu_tokens - match.pending_chunks * chunk_tokens
+    return taken if taken > 0 else 0
 
 
 def _loaded(match: Match, first: int, chunk_tokens: int, speeds: Speeds) -> tuple[int, float]:

@@ -12,6 +12,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from kvist_connector.keys import CHUNK_TOKENS
 from kvist_connector.planner import PrefillModel, TierPrice
 from kvist_connector.protocol import feed
@@ -45,6 +47,25 @@ class Chain(NamedTuple):
     keys: list[bytes]
     packed: bytes
     tokens: int
+
+
+class Busy(msgspec.Struct, frozen=True, gc=False):
+    """How much there is to do at a replica."""
+
+    prefill_tokens: float  # to be computed before a new request
+    waiting: int  # requests before their first token, whoever sent them
+    decoding: int  # requests after it
+    space_total: int = 0  # tokens of KV space; 0: not known
+    space_free: int = 0
+    space_rate: float = 0.0  # seconds until one token of it is given back; 0.0: not known
+
+    def space_seconds(self, tokens: int, queue: float = 0.0) -> float:
+        """Until the engine's KV space has room for `tokens` behind those that wait there, beyond `queue`."""
+        if not self.space_total:
+            return 0.0
+        missing = min(self.prefill_tokens + tokens, self.space_total) - self.space_free
+        beyond = missing * self.space_rate - queue
+        return beyond if beyond > 0 else 0.0
 
 
 class Replica:
@@ -142,52 +163,30 @@ class Replica:
         block = self.block_tokens
         return self.mirror.tail_blocks(memo.tail_keys(parent, partial, block)) * block
 
-    def prefill_tokens(self, now: float) -> float:
-        """Tokens to be computed here before a new request: ours, and what others sent by the engine's report.
+    def busy(self, now: float) -> Busy:
+        """What is done here and waits, as far as it is known.
 
-        The engine counts whole prompts where it cannot know yet what it has of them; of ours we do know.
+        Prefill is ours, and what others sent by the engine's report. The engine counts whole prompts where it
+        cannot know yet what it has of them; of ours we do know. By Little's law `used` tokens of KV space
+        that each stay `held_seconds` make way at used / held_seconds a second.
         """
-        load = self._fresh_load(now)
-        if load is None:
-            return self.outstanding_tokens
-        reported = load.waiting_prefill_tokens + load.running_prefill_tokens
-        requests = load.waiting_requests + load.running_requests - load.decode_sequences
-        own = self.outstanding_prefills
+        tokens, own, load = self.outstanding_tokens, self.outstanding_prefills, self.load
+        decoding = self.outstanding_requests - own
+        if now - self._load_at > LOAD_SECONDS:
+            return Busy(tokens, own, decoding)
+        used, requests = (
+            load.kv_tokens_used,
+            load.waiting_requests + load.running_requests - load.decode_sequences,
+        )
         foreign = max(0.0, 1 - own / requests) if own and requests > 0 else 1.0
-        return self.outstanding_tokens + foreign * reported
-
-    def queue_seconds(self, now: float) -> float:
-        """Prefill that waits here before a new request."""
-        return self.speeds.prefill.linear * self.prefill_tokens(now) * self.speeds.correction
-
-    def space_seconds(self, now: float, tokens: int) -> float:
-        """Until the engine's KV space has room for `tokens`, behind those that wait there already."""
-        load = self._fresh_load(now)
-        if load is None or not load.kv_tokens_total:
-            return 0.0
-        wanted = min(self.prefill_tokens(now) + tokens, load.kv_tokens_total)
-        missing = wanted - (load.kv_tokens_total - load.kv_tokens_used)
-        return max(0.0, missing) * self.space_rate(now)
-
-    def space_rate(self, now: float) -> float:
-        """Seconds until one token of KV space is given back; 0.0 while that is unknown.
-
-        By Little's law `used` tokens that each stay `held_seconds` make way at used / held_seconds a second.
-        """
-        load = self._fresh_load(now)
-        return self.held_seconds / load.kv_tokens_used if load is not None and load.kv_tokens_used else 0.0
-
-    def busy_with(self, now: float) -> tuple[int, int]:
-        """Requests before their first token, and those that decode: ours, or the engine's if that is more."""
-        waiting, load = self.outstanding_prefills, self._fresh_load(now)
-        decoding = self.outstanding_requests - waiting
-        if load is None:
-            return waiting, decoding
-        reported = load.waiting_requests + load.running_requests - load.decode_sequences
-        return max(waiting, reported), max(decoding, load.decode_sequences)
-
-    def _fresh_load(self, now: float) -> EngineLoad | None:
-        return self.load if now - self._load_at <= LOAD_SECONDS else None
+        return Busy(
+            tokens + foreign * (load.waiting_prefill_tokens + load.running_prefill_tokens),
+            max(own, requests),
+            max(decoding, load.decode_sequences),
+            load.kv_tokens_total,
+            load.kv_tokens_total - used,
+            self.held_seconds / used if used else 0.0,
+        )
 
     def held(self, seconds: float) -> None:
         """A request has ended, `seconds` after it was sent."""

@@ -23,6 +23,9 @@ class Shadows:
     def __init__(self, policies: Mapping[str, Policy], metrics: MindMetrics | None) -> None:
         self._policies, self._metrics = dict(policies), metrics
 
+    def __bool__(self) -> bool:
+        return bool(self._policies)
+
     def choose(
         self,
         chosen: str,
