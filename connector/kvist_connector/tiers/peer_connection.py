@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 
 import httptools
 
+from kvist_connector.tiers.pieces import PIECE_BYTES
+
 _HEAD_BYTES: Final = 16 * 1024
 # A body that nobody wanted is read away up to this, so that the connection can be kept.
 _SKIPPED_BYTES: Final = 64 * 1024
@@ -107,7 +109,8 @@ class Connection:
             view[:count] = self._early[:count]
             self._early = self._early[count:]
         else:
-            count = await self._loop.sock_recv_into(self._socket, view)
+            # Not more at a time: the copy holds the loop.
+            count = await self._loop.sock_recv_into(self._socket, view[:PIECE_BYTES])
             if not count:
                 raise ConnectionResetError(f"the connection was closed {self._left} bytes before the end")
         self._left -= count
