@@ -7,6 +7,7 @@ import asyncio
 import gc
 import logging
 import os
+import signal
 import socket
 import ssl
 import sys
@@ -14,6 +15,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
@@ -38,6 +40,7 @@ from kvist_router.controls.spread import Spreader
 from kvist_router.discovery.source import Source
 from kvist_router.discovery.sources import source
 from kvist_router.endpoint import Endpoint, rest_app
+from kvist_router.logs import RequestLog, configure, reconfigure
 from kvist_router.metrics import MindMetrics, RelayMetrics
 from kvist_router.mind.agent_link import AgentLink
 from kvist_router.mind.drain import DrainAcknowledger
@@ -53,6 +56,7 @@ from kvist_router.mind.verify import Verifier
 from kvist_router.readiness import Readiness
 from kvist_router.relay.app import Relay
 from kvist_router.relay.upstream import Upstream
+from kvist_router.reload import ConfigFile, Reloader
 from kvist_router.server import Served, Servers, listen
 from kvist_router.settings import RouterSettings
 from kvist_router.tls import ServerTls, TlsSettings
@@ -87,9 +91,11 @@ def run(arguments: list[str]) -> int:
         if parsed.print_config:
             sys.stdout.write(to_yaml(settings))
             return 0
-        _configure_logs(settings.log_level)
+        configure(settings.log_level, settings.log)
+        read = partial(load, RouterSettings, parsed, os.environ, names.ENV_ROUTER)
+        file = None if parsed.config is None else ConfigFile(parsed.config, read)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings))
+            runner.run(_serve(settings, file))
     except ConfigError as error:
         sys.stderr.write(f"kvist-router: {error}\n")
         return 2
@@ -129,10 +135,6 @@ def _take_replica_flags(parsed: argparse.Namespace) -> None:
     setattr(parsed, "field:replicas", yaml.safe_dump(replicas))
 
 
-def _configure_logs(level: str) -> None:
-    logging.basicConfig(level=level.upper(), format=names.LOG_FORMAT, stream=sys.stderr)
-
-
 def _secret(path: Path | None) -> bytes | None:
     if path is None:
         return None
@@ -153,11 +155,15 @@ class Running:
     servers: Servers
     url: str
     admin_url: str
+    reloader: Reloader | None = None
 
 
 @asynccontextmanager
-async def build(settings: RouterSettings) -> AsyncIterator[Running]:
-    """Everything wired, background tasks running, ports bound; raises ConfigError."""
+async def build(settings: RouterSettings, file: ConfigFile | None = None) -> AsyncIterator[Running]:
+    """Everything wired, background tasks running, ports bound; raises ConfigError.
+
+    `file`: where the settings came from, to be read again when it changes.
+    """
     registry, limits = CollectorRegistry(), settings.limits
     relay_metrics = RelayMetrics(registry)
     with (
@@ -179,16 +185,19 @@ async def build(settings: RouterSettings) -> AsyncIterator[Running]:
                 controls = await stack.enter_async_context(_controls(settings, mind, others))
                 book = await stack.enter_async_context(_book(settings, mind))
                 tls = await stack.enter_async_context(_tls(settings.tls, mind))
-                relay = Relay(mind, upstream, limits, relay_metrics, settings.admission.seconds)
+                relay = Relay(mind, upstream, limits, relay_metrics, settings.admission.longest_wait)
                 readiness = Readiness(
                     mind.replicas, mind.source, found, settings.index.ready_seconds, limits.queue_seconds > 0
                 )
                 rest, door = rest_app(mind, registry, readiness), Door(book, settings.tenant.header)
                 admin = admin_app(mind, registry, controls, _guard(settings))
-                endpoint = Served(Endpoint(relay, rest, door, relay_metrics), endpoint_socket, tls)
+                log = RequestLog(Endpoint(relay, rest, door, relay_metrics), settings.log)
+                endpoint = Served(log, endpoint_socket, tls)
                 own = Served(admin, admin_socket, tls if settings.tls.admin else None)
                 servers = Servers([endpoint, own], limits, settings.grace_seconds, readiness.stop)
-                yield Running(mind, servers, endpoint.url, own.url)
+                live = Live(book, mind, relay, log)
+                reloader = await stack.enter_async_context(_reloading(settings, file, live))
+                yield Running(mind, servers, endpoint.url, own.url, reloader)
 
 
 @asynccontextmanager
@@ -198,6 +207,36 @@ async def _book(settings: RouterSettings, mind: LocalMind) -> AsyncIterator[KeyB
     book = await asyncio.to_thread(KeyBook, settings.auth, settings.tenants, separated)
     async with background("keys", book.watch, mind.metrics):
         yield book
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What takes other settings while it runs."""
+
+    book: KeyBook
+    mind: LocalMind
+    relay: Relay
+    log: RequestLog
+
+    async def use(self, settings: RouterSettings) -> None:
+        """Keys first: their files may be wrong, and then nothing has changed. Raises ConfigError."""
+        await asyncio.to_thread(self.book.use, settings.auth, settings.tenants)
+        self.mind.use(settings)
+        self.relay.use(settings.limits, settings.admission.longest_wait)
+        self.log.settings = settings.log
+        reconfigure(settings.log_level, settings.log)
+
+
+@asynccontextmanager
+async def _reloading(
+    settings: RouterSettings, file: ConfigFile | None, live: Live
+) -> AsyncIterator[Reloader | None]:
+    if file is None:
+        yield None
+        return
+    reloader = Reloader(file, settings, live.use)
+    async with background("reload", reloader.watch, live.mind.metrics):
+        yield reloader
 
 
 @asynccontextmanager
@@ -231,10 +270,12 @@ def _link(settings: RouterSettings) -> AgentLink:
     return AgentLink(settings.name or own, settings.agent.token_file)
 
 
-async def _serve(settings: RouterSettings) -> None:
-    async with build(settings) as running:
+async def _serve(settings: RouterSettings, file: ConfigFile | None) -> None:
+    async with build(settings, file) as running:
         _log.info("listening on %s, admin on %s", running.url, running.admin_url)
         settle_memory()
+        if running.reloader is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, running.reloader.now)
         await running.servers.run_until_signal()
 
 

@@ -67,6 +67,11 @@ class AdmissionSettings(Settings):
         description="requests are refused while the least predicted TTFT is longer, seconds; none: never",
     )
 
+    @property
+    def longest_wait(self) -> float:
+        """Seconds that a request may wait for its turn."""
+        return self.seconds if self.per_replica else 0.0
+
 
 class SeparationSettings(Settings):
     """Separation of tenants in the cache."""

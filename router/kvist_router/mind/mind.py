@@ -176,6 +176,14 @@ class LocalMind:
         for request_id in self.in_flight.expired(now):
             self._heard(request_id, Report("failed", error="the relay never reported an end"))
 
+    def use(self, settings: RouterSettings) -> None:
+        """Other settings, as far as they can change while requests run (reload.py)."""
+        if settings.policy != self._settings.policy:
+            self._policy = policy_of(settings.policy)
+        self._settings = settings
+        self.gate.use(settings.admission, settings.tenants, settings.tenant.others)
+        self.gate.look()
+
     def _heard(self, request_id: str, report: Report) -> None:
         entry = self.in_flight.get(request_id)
         if entry is not None:
@@ -234,7 +242,7 @@ class LocalMind:
         found: list[Replica] = []
         try:
             found = await self._waiting.replicas(question.request.model, metadata)
-            return found
+            return [replica for replica in found if replica in replicas] or found
         finally:
             if not found:
                 self.gate.leave(question.id)

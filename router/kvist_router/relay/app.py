@@ -242,6 +242,12 @@ class Relay:
         await send({"type": "http.response.body", "body": piece})
         return pieces, (before, piece)
 
+    def use(self, limits: LimitSettings, queue_seconds: float) -> None:
+        """Other limits for what comes from now on."""
+        self._limits = limits
+        self._decision_seconds = limits.decide_seconds + limits.queue_seconds + queue_seconds
+        self._budget.use(limits.retry_ratio)
+
 
 def _ended(status: int, tokens: int) -> Report:
     return Report("ended", "" if status < 400 else f"status {status}", tokens=tokens)

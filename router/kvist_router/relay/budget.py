@@ -12,6 +12,11 @@ class RetryBudget:
         self._ratio = ratio
         self._tokens = BURST if ratio > 0 else 0.0
 
+    def use(self, ratio: float) -> None:
+        """Another ratio from now on; none takes what was saved."""
+        self._ratio = ratio
+        self._tokens = self._tokens if ratio > 0 else 0.0
+
     def request(self) -> None:
         """A first attempt begins."""
         self._tokens = min(BURST, self._tokens + self._ratio)
