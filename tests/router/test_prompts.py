@@ -171,6 +171,27 @@ async def test_what_the_engine_recorded_can_disprove_later(router, until, folder
         assert "the engine saw 301 tokens" in running.mind.source.problem
 
 
+async def test_what_the_engine_recorded_of_a_chat_with_tools_disproves_those_alone(
+    router, until, folder: Path
+) -> None:
+    opening = Opening(
+        version=FEED_VERSION, epoch=1, replica="r", fingerprint=b"f", group=0, model="m", chunk_tokens=256,
+        block_tokens=32, gpu_known=False, draining=False,
+    )  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    async with FakeEngine() as engine, FakeAgent(opening, {Tier.MEMORY: []}) as agent:
+        running = await router(
+            replicas=[{"url": engine.url, "agent": agent.url}],
+            model={"path": str(folder), "verify_cases": 0},
+        )
+        record = await decide(running, chat("a" * 300, tools=tools))
+        assert record.beyond_plain == ["tools"]
+        agent.record(record_of(record.id, 301, bytes.fromhex(record.last_chunk_key)))
+        await until(lambda: "with tools: " in running.mind.source.problem)
+        assert (await decide(running, chat("b" * 300))).tokens_from == "local"
+        assert (await decide(running, chat("b" * 300, tools=tools))).tokens_from == "unknown"
+
+
 @pytest.mark.parametrize(
     ("prompt", "source", "tokens"),
     [

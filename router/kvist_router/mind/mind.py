@@ -374,6 +374,7 @@ class LocalMind:
             predicted_ttft=chosen.candidate.cost.total,
             tokens_from=question.prompts.source,
             streamed=question.request.stream,
+            beyond_plain=sorted(question.prompts.used),
             considered=[_considered(item.candidate) for item in decided.considered],
             attempts=[*metadata.exclude, chosen.replica.name],
             last_chunk_key=chosen.keys[-1].hex() if comparable and chosen.keys else "",

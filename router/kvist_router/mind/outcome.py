@@ -114,5 +114,6 @@ class Outcomes:
         self._metrics.mismatches.inc()
         self._source.distrust(
             f"request {record.request}: the engine saw {record.prompt_tokens} tokens, "
-            f"the router rendered {decision.prompt_tokens}; the engine tokenizes chat prompts from now on"
+            f"the router rendered {decision.prompt_tokens}; the engine tokenizes such prompts from now on",
+            frozenset(decision.beyond_plain),
         )

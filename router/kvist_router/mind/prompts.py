@@ -43,6 +43,7 @@ class Prompts(msgspec.Struct, frozen=True):
     each: tuple[Prompt, ...]
     source: str
     estimate: int = 0  # tokens, where nobody could tell them
+    used: frozenset[str] = frozenset()  # what a chat rendered here goes beyond plain messages (unusual.py)
 
     @property
     def tokens(self) -> int:
@@ -84,12 +85,10 @@ class PromptSource:
         if self._problem == NOT_VERIFIED:
             self._problem = ""
 
-    def distrust(self, problem: str) -> None:
-        """An engine saw other tokens: ask it from now on."""
-        self._problem = problem
-
-    def doubt(self, used: frozenset[str], problem: str) -> None:
-        """An engine saw other tokens for a request that uses these: ask it for such requests from now on."""
+    def distrust(self, problem: str, used: frozenset[str] = frozenset()) -> None:
+        """An engine saw other tokens: ask it from now on, or only for requests that use one of these."""
+        if not used:
+            self._problem = problem
         for name in used:
             self._doubted.setdefault(name, f"with {name}: {problem}")
 
@@ -141,11 +140,11 @@ class PromptSource:
 
     async def _chat(self, request: Request, url: str) -> Prompts:
         try:
-            local = self._trusted()
-            if self.doubts(request.fields):
+            local, used = self._trusted(), unusual(request.fields)
+            if not self._doubted.keys().isdisjoint(used):
                 raise NotExact("disproved")
             segments = await local.chat(request.fields)
-            return Prompts((Prompt(b"".join(segments), segments),), "local")
+            return Prompts((Prompt(b"".join(segments), segments),), "local", used=used)
         except NotExact as reason:
             self._metrics.remote_tokenize(str(reason))
         if multimodal(request.fields["messages"]):

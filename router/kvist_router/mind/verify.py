@@ -125,10 +125,7 @@ class Verifier:
         problem = f"{replica.name}: other tokens for {str(fields)[:300]}"
         used = unusual(fields) if "messages" in fields else frozenset()
         _log.warning("local tokens are not the engine's, /tokenize is used from now on: %s", problem)
-        if used:
-            self._source.doubt(used, problem)
-        else:
-            self._source.distrust(problem)
+        self._source.distrust(problem, used)
         return bool(used)
 
     async def _equal(self, replica: Replica, fields: dict[str, Any]) -> bool | None:
