@@ -95,6 +95,8 @@ class Handover:
         source = _source(typed(body, Take).source)
         if source not in self._peers():
             raise RequestError(f"{source} is none of the peers here: it has to be in peer.urls", "source")
+        if self._core.draining:
+            raise TierError("this agent goes, too")
         return await self.take(body)
 
     async def release(self, body: dict[str, Any]) -> Released:

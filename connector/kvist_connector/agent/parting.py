@@ -54,9 +54,13 @@ class Parting:
         """Give what was not given yet; ends when that is done, or the drain is taken back."""
         if not self.possible or self.core.memory.layout is None:
             return
-        shares = self._shares(self.peers())
-        self.pending = sum(map(len, shares.values()))
-        await asyncio.gather(*(self._give(peer, chunks) for peer, chunks in shares.items()))
+        peers = list(self.peers())
+        while peers:
+            shares = self._shares(peers)
+            self.pending = sum(map(len, shares.values()))
+            took = await asyncio.gather(*(self._give(peer, chunks) for peer, chunks in shares.items()))
+            # What one does not take is the others'.
+            peers = [] if all(took) else [peer for peer, done in zip(shares, took, strict=True) if done]
 
     def _shares(self, peers: Sequence[str]) -> dict[str, list[Chunk]]:
         """Which peer is to have which chunks, the most valuable first and what they hang on before them."""
@@ -89,30 +93,32 @@ class Parting:
             chunk = self.core.catalog.resident(chunk.parent)
         return []
 
-    async def _give(self, peer: str, chunks: Sequence[Chunk]) -> None:
+    async def _give(self, peer: str, chunks: Sequence[Chunk]) -> bool:
+        """False when the peer does not take all of it."""
         transfer = self.connect(peer)
         try:
-            await self._give_by(transfer, peer, chunks)
+            return await self._give_by(transfer, peer, chunks)
         finally:
             await transfer.close()
 
-    async def _give_by(self, transfer: Transfer, peer: str, chunks: Sequence[Chunk]) -> None:
+    async def _give_by(self, transfer: Transfer, peer: str, chunks: Sequence[Chunk]) -> bool:
         for start in range(0, len(chunks), _BATCH):
             batch = chunks[start : start + _BATCH]
             if not self.core.draining:
-                return
+                return True
             try:
                 async with asyncio.timeout(_SECONDS):
                     there = await self._ask(transfer, peer, batch)
             except (TierError, TimeoutError) as error:
                 self.core.counts["parting_failed"] += 1
                 log.warning("drain: %s takes nothing: %s", peer, error or f"no answer within {_SECONDS:g} s")
-                return
+                return False
             self._given.setdefault(peer, set()).update(there)
             self.pending -= len(there)
             self.core.counts["parting_given"] += len(there)
             if len(there) < len(batch):
-                return  # it is full
+                return False  # it is full
+        return True
 
     async def _ask(self, transfer: Transfer, peer: str, batch: Iterable[Chunk]) -> list[bytes]:
         layout = self.core.memory.layout

@@ -105,6 +105,21 @@ async def test_a_peer_that_knows_others_only_takes_nothing_and_the_drain_says_wh
     assert "takes nothing" in caplog.text
 
 
+async def test_what_one_peer_does_not_take_is_given_to_another(pool):
+    gone, other, dead, leaving = await pool(4)
+    await other.engine()
+    await leaving.engine()
+    await dead.unserve()
+    await leaving.parts.controls.drain({"deadline": 0})
+    chains = [keys(2, first=100 * number) for number in range(6)]
+    for chain in chains:
+        await gone.computed(chain)
+    left = await drain(gone)
+    assert (left.chunks, left.bytes) == (0, 0)
+    assert memory(other) == {key for chain in chains for key in chain}
+    assert not memory(leaving)
+
+
 async def test_a_peer_that_is_gone_or_has_no_engine_holds_nothing_up(pool):
     gone, bare, dead = await pool(3)
     await dead.unserve()
