@@ -2,7 +2,8 @@
 
 Called by `agent.stores`. One object a chunk, `<prefix of the URL>/<scope>/<key>` in hexadecimal,
 so that one model's chunks are listed without the others'. A put is conditional, so a chunk is
-stored once for the cluster; where the server has no conditional put, asking before and putting
+stored once for the cluster (one request, no multipart upload: its completion cannot be conditional
+here, and it was not faster); where the server has no conditional put, asking before and putting
 must do (two agents may then both send the same bytes), which is said once.
 """
 
@@ -37,6 +38,10 @@ _NO_CONDITION: Final = ("NotImplemented", "501")
 _SKEWED: Final = "RequestTimeTooSkewed"
 # A refused list has no error class of its own.
 _DENIED: Final = ("status code: 401", "status code: 403")
+
+
+class _Unconditional(Exception):  # noqa: N818 - a state, not a fault
+    """The server has no conditional put."""
 
 
 class ObjectStore(ChunkStore):
@@ -96,23 +101,18 @@ class ObjectStore(ChunkStore):
         # One object takes one buffer; joining this much releases the GIL.
         views = [memoryview(part) for part in parts]
         body = await asyncio.get_running_loop().run_in_executor(self._threads, b"".join, views)
+        if self._conditional:
+            try:
+                return await self._create(path, body)
+            except _Unconditional:
+                self._conditional = False
+                log.warning(
+                    "%s has no conditional put: chunks that two agents store at once are sent twice",
+                    self._label,
+                )
         with self._in_words():
-            if self._conditional:
-                try:
-                    await obstore.put_async(self._backend, path, body, mode="create", use_multipart=False)
-                    return True
-                except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
-                    return False
-                except (NotImplementedError, exceptions.BaseError) as error:
-                    if not _lacks_condition(error):
-                        raise
-                    self._conditional = False
-                    log.warning(
-                        "%s has no conditional put: chunks that two agents store at once are sent twice",
-                        self._label,
-                    )
             await obstore.put_async(self._backend, path, body, use_multipart=False)
-            return True
+        return True
 
     async def delete(self, key: bytes) -> bool:
         """See ChunkStore. Object stores do not say whether there was one: asked before."""
@@ -145,6 +145,21 @@ class ObjectStore(ChunkStore):
 
     async def close(self) -> None:
         """Nothing is held."""
+
+    async def _create(self, path: str, body: bytes) -> bool:
+        with self._in_words():
+            try:
+                await obstore.put_async(self._backend, path, body, mode="create", use_multipart=False)
+                return True
+            except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+                return False
+            except (NotImplementedError, exceptions.BaseError) as error:
+                if _lacks_condition(error):
+                    raise _Unconditional from error
+                # A server that refuses early closes the connection amid the body, and its answer is lost.
+                if await self._size(path) is None:
+                    raise
+                return False
 
     async def _size(self, path: str) -> int | None:
         with self._in_words():

@@ -45,16 +45,46 @@ class TestMemory(ChunkStoreSuite):
         return ObjectStore(MemoryStore(), "memory", threads)
 
 
-async def test_two_agents_store_a_chunk_once(s3_server, threads):
+@pytest.mark.parametrize("size", [200_000, 12_000_000])
+async def test_two_agents_store_a_chunk_once(s3_server, threads, size):
+    """Large bodies too, of which the server refuses the second one before it has read it."""
     server = await s3_server()
     one, other = opened(threads, server), opened(threads, server)
-    contents = [bytes([number]) * 200_000 for number in range(8)]
+    contents = [bytes([number]) * size for number in range(8)]
     stores = [one, other] * 4
     results = await asyncio.gather(
         *(store.put_if_absent(SCOPE + key(1), [data]) for store, data in zip(stores, contents, strict=True))
     )
     assert sum(results) == 1
-    assert await read_all(other, SCOPE + key(1), 200_000) == (200_000, contents[results.index(True)])
+    assert await read_all(other, SCOPE + key(1), size) == (size, contents[results.index(True)])
+
+
+@pytest.mark.parametrize("there", [True, False])
+async def test_a_put_that_is_cut_off_is_no_failure_when_another_agent_was_first(threads, tmp_path, there):
+    """Servers that refuse early close the connection amid the body: their answer may never arrive."""
+    sent = []
+
+    async def handle(reader, writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"PUT"):
+            sent.append(head)
+            writer.transport.abort()
+            return
+        found = b"200 OK" if sent and there else b"404 Not Found"
+        writer.write(b"HTTP/1.1 %s\r\nContent-Length: 7\r\nConnection: close\r\n" % found)
+        writer.write(b'Last-Modified: Mon, 01 Jan 2024 00:00:00 GMT\r\nETag: "1"\r\n\r\n')
+        writer.close()
+        await writer.wait_closed()
+
+    listening = await asyncio.start_server(handle, "127.0.0.1", 0)
+    store = opened(threads, S3Process(tmp_path, port=listening.sockets[0].getsockname()[1]))
+    async with listening:
+        if there:
+            assert not await store.put_if_absent(key(1), [bytes(12_000_000)])
+        else:
+            with pytest.raises(TierError, match="PUT"):
+                await store.put_if_absent(key(1), [bytes(12_000_000)])
+    assert all(b"if-none-match: *" in head.lower() for head in sent)
 
 
 async def test_objects_of_one_model_lie_under_one_prefix(s3_server, threads, tmp_path):
