@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -24,6 +25,7 @@ import aiohttp
 import uvloop
 import yaml
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
 
 from kvist_connector import names
 from kvist_connector.errors import ConfigError
@@ -191,7 +193,8 @@ async def build(settings: RouterSettings, file: ConfigFile | None = None) -> Asy
                 )
                 rest, door = rest_app(mind, registry, readiness), Door(book, settings.tenant.header)
                 admin = admin_app(mind, registry, controls, _guard(settings))
-                log = RequestLog(Endpoint(relay, rest, door, relay_metrics), settings.log)
+                app = Endpoint(relay, rest, door, relay_metrics)
+                log = RequestLog(await stack.enter_async_context(_traced(app, settings)), settings.log)
                 endpoint = Served(log, endpoint_socket, tls)
                 own = Served(admin, admin_socket, tls if settings.tls.admin else None)
                 servers = Servers([endpoint, own], limits, settings.grace_seconds, readiness.stop)
@@ -237,6 +240,21 @@ async def _reloading(
     reloader = Reloader(file, settings, live.use)
     async with background("reload", reloader.watch, live.mind.metrics):
         yield reloader
+
+
+@asynccontextmanager
+async def _traced(app: ASGIApp, settings: RouterSettings) -> AsyncIterator[ASGIApp]:
+    """The app with a span around each request, where traces are wanted."""
+    wanted = settings.tracing
+    if wanted.endpoint is None:
+        yield app
+        return
+    try:
+        found = importlib.import_module("kvist_router.tracing")
+    except ImportError as error:
+        raise ConfigError(f"tracing.endpoint: {error.name} is missing: install kvist[tracing]") from error
+    async with found.tracing(wanted.endpoint, wanted.ratio, _link(settings).reader) as tracer:
+        yield found.Traced(app, tracer)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Settings of the router's log. Part of settings.RouterSettings."""
+"""Settings of the router's log and traces. Part of settings.RouterSettings."""
 
 from __future__ import annotations
 
@@ -25,4 +25,21 @@ class LogSettings(Settings):
         default=False,
         description=f"whether that line holds the first {LONGEST_BODY} bytes of the request's body too: "
         "prompts are in it",
+    )
+
+
+class TracingSettings(Settings):
+    """OpenTelemetry traces."""
+
+    endpoint: str | None = Field(
+        default=None,
+        pattern=r"^https?://\S+$",
+        description="where a collector takes OTLP over HTTP, such as http://collector:4318/v1/traces; needs "
+        "the extra `tracing`; none: no traces",
+    )
+    ratio: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="share of the traces begun here that are sent; clients decide for theirs",
     )

@@ -20,7 +20,7 @@ from kvist_router.access.settings import (
     TenantSettings,
     check_tenants,
 )
-from kvist_router.log_settings import LogSettings
+from kvist_router.log_settings import LogSettings, TracingSettings
 from kvist_router.tls import TlsSettings
 
 # Until every proxy and load balancer has heard that an endpoint goes away.
@@ -271,6 +271,7 @@ class RouterSettings(Settings):
     records: int = Field(default=4096, ge=1, le=1_000_000, description="decision records kept")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="log level")
     log: LogSettings = Field(default=LogSettings(), description="the log")
+    tracing: TracingSettings = Field(default=TracingSettings(), description="OpenTelemetry traces")
     model: ModelSettings = Field(default=ModelSettings(), description="model files")
     tokens: TokenSettings = Field(default=TokenSettings(), description="tokenization")
     limits: LimitSettings = Field(default=LimitSettings(), description="bounds and deadlines")
