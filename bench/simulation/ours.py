@@ -74,7 +74,7 @@ class Kvist:
         """As the relay's `first_byte`."""
         entry = self._in_flight.get(str(request.number))
         assert entry is not None
-        self._in_flight.first_byte(entry)
+        self._in_flight.first_byte(entry, now)
         entry.replica.approximate.add(entry.keys)
         if entry.uncached_tokens >= BLOCK_TOKENS and not entry.waits_for_space:
             entry.replica.observed(entry.predicted_ttft, now - entry.decided)
@@ -83,7 +83,8 @@ class Kvist:
         """As the relay's `ended`."""
         entry = self._in_flight.end(str(request.number))
         assert entry is not None
-        entry.replica.held(now - entry.decided)
+        assert entry.answering_since is not None
+        entry.replica.held(now - entry.answering_since)
 
     def predicted(self, request: Request) -> int:
         """Tokens that the choice for a request in flight counted on."""

@@ -155,6 +155,12 @@ def test_who_waits_and_who_is_answered_is_ours_or_the_engines_report() -> None:
     assert (new.waiting, new.decoding) == (4, 4)
 
 
+def test_more_than_the_space_has_to_be_given_back_several_times() -> None:
+    assert loaded(used=9_000, held=10.0, waiting=30_000).busy(0.0).space_seconds(4_000) == pytest.approx(
+        33_000 / 900
+    )
+
+
 def test_without_figures_space_costs_nothing() -> None:
     assert loaded(used=9_000, held=0.0).busy(0.0).space_seconds(4_000) == 0
     assert loaded(used=9_000, held=10.0).busy(3_600.0).space_seconds(4_000) == 0  # the load report is old

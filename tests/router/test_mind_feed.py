@@ -286,8 +286,13 @@ async def test_a_prefill_is_over_when_the_engine_says_so_not_when_the_whole_answ
     agent.record(record(sent.id, len(TOKENS), KEYS[-1]))
     await until(lambda: replica.outstanding_prefills == 0)
     assert (replica.outstanding_tokens, replica.outstanding_requests) == (0, 1)
+    replica.held_seconds = 0.0
     for event in ("first_byte", "ended"):
         await started.mind.report(sent.id, Report(event))
+    kept = started.mind.records.get(sent.id)
+    assert kept is not None
+    assert kept.duration is not None
+    assert 0 < replica.held_seconds < kept.duration  # it had no space while it waited
     counted = (replica.outstanding_tokens, replica.outstanding_prefills, replica.outstanding_requests)
     assert counted == (0, 0, 0)
 

@@ -34,6 +34,7 @@ class InFlight(msgspec.Struct):
     elsewhere: dict[str, Elsewhere] = {}  # by policy
     first_byte: bool = False
     prefilled: bool = False
+    answering_since: float | None = None  # when its prefill was over, if that was noticed
 
 
 class InFlightMap:
@@ -64,15 +65,15 @@ class InFlightMap:
         entry.replica.outstanding_requests += 1
         entry.replica.outstanding_prefills += 1
 
-    def first_byte(self, entry: InFlight) -> None:
-        """Its answer began."""
+    def first_byte(self, entry: InFlight, at: float | None) -> None:
+        """Its answer began; `at` is None when it came whole, which says nothing of the prefill's end."""
         entry.first_byte = True
-        self.prefilled(entry)
+        self.prefilled(entry, at)
 
-    def prefilled(self, entry: InFlight) -> None:
-        """Its prefill is over: long before the first byte of an answer that is not streamed."""
+    def prefilled(self, entry: InFlight, at: float | None = None) -> None:
+        """Its prefill is over."""
         if not entry.prefilled:
-            entry.prefilled = True
+            entry.prefilled, entry.answering_since = True, at
             entry.replica.outstanding_tokens -= entry.uncached_tokens
             entry.replica.outstanding_prefills -= 1
 

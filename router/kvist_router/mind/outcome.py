@@ -53,7 +53,7 @@ class Outcomes:
         self._count(replica, record)
         entry = self._in_flight.get(record.request)
         if entry is not None and entry.replica is replica:
-            self._in_flight.prefilled(entry)
+            self._in_flight.prefilled(entry, self._clock())
         if replica.doubt_gpu(record):
             _log.warning(
                 "%s reuses from its GPU, but its feed knows of nothing there: the engine's KV events do not "
@@ -68,10 +68,11 @@ class Outcomes:
             self._compare(decision, record)
 
     def _first_byte(self, entry: InFlight) -> None:
-        self._in_flight.first_byte(entry)
-        seconds = self._clock() - entry.decided
+        now, decision = self._clock(), self._records.get(entry.id)
+        streamed = decision is not None and decision.streamed
+        self._in_flight.first_byte(entry, now if streamed else None)
+        seconds = now - entry.decided
         entry.replica.approximate.add(entry.keys)
-        decision = self._records.get(entry.id)
         if decision is not None:
             decision.ttft = seconds
             # Without streaming the first byte comes after the whole answer; short prompts are all overhead.
@@ -88,7 +89,7 @@ class Outcomes:
         if not computed or not entry.replica.mirrored(self._clock()):
             entry.replica.pending.drop(entry.computes, entry.id)
         if computed:
-            entry.replica.held(self._clock() - entry.decided)
+            entry.replica.held(self._clock() - (entry.answering_since or entry.decided))
         if report.unreachable:
             entry.replica.unreachable(report.error)
         decision = self._records.get(entry.id)

@@ -63,7 +63,7 @@ class Busy(msgspec.Struct, frozen=True, gc=False):
         """Until the engine's KV space has room for `tokens` behind those that wait there, beyond `queue`."""
         if not self.space_total:
             return 0.0
-        missing = min(self.prefill_tokens + tokens, self.space_total) - self.space_free
+        missing = self.prefill_tokens + tokens - self.space_free
         beyond = missing * self.space_rate - queue
         return beyond if beyond > 0 else 0.0
 
@@ -95,7 +95,7 @@ class Replica:
         self.breaker = Breaker()
         self.drain_news = asyncio.Event()  # the agent should hear from us (drain.py)
         self.behind = False  # its agent does not know yet all that is retired (controls/spread.py)
-        self.held_seconds = 0.0  # how long a request stays, moving mean; 0.0 until one has ended
+        self.held_seconds = 0.0  # how long a request has KV space, moving mean; 0.0 until one has ended
         self.outstanding_tokens = 0
         self.outstanding_requests = 0
         self.outstanding_prefills = 0  # of these, those whose prefill is not over
@@ -189,7 +189,7 @@ class Replica:
         )
 
     def held(self, seconds: float) -> None:
-        """A request has ended, `seconds` after it was sent."""
+        """A request has ended that had KV space for about `seconds`."""
         old = self.held_seconds
         self.held_seconds = old + HELD_WEIGHT * (seconds - old) if old else seconds
 
