@@ -10,6 +10,7 @@ from typing import Final
 import yaml
 
 from kvist_connector.names import PATH_HEALTHZ, PATH_READYZ
+from kvist_operator.plan.access import access_settings
 from kvist_operator.plan.engine import engine_program
 from kvist_operator.plan.peers import PORT, has_peers, peer_arguments
 from kvist_operator.plan.program import Health, Plan, Program, Role, Volume, VolumeKind
@@ -89,6 +90,8 @@ def _router_settings(cluster: CacheCluster, target: Target) -> dict[str, object]
             "first_byte_seconds": limits.first_byte_deadline,
             **({"queue_seconds": limits.queue_deadline} if target.discovery == "kubernetes" else {}),
         },
+        **({"admission": {"per_replica": limits.requests_per_engine}} if limits.requests_per_engine else {}),
+        **(access_settings(cluster) if target.discovery == "kubernetes" else {}),
     }
 
 

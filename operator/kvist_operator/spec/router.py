@@ -29,6 +29,13 @@ class RouterLimits(Section):
     concurrent_requests: int = Field(
         default=8192, ge=1, le=1_000_000, description="Requests in flight per router. Default: 8192."
     )
+    requests_per_engine: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="Requests sent to each engine at once by a router; others wait in it, by priority and by "
+        "tenant in turns. Default: 0, all wait in the engines.",
+    )
     first_byte_deadline: Duration = Field(
         default=600.0, gt=0, description="Longest wait for the first byte of an answer. Default: 10m."
     )
@@ -41,18 +48,41 @@ class RouterLimits(Section):
 
 
 class RouterAuth(Section):
-    """Who may send requests. Not in this release."""
+    """Who may send requests."""
 
     api_keys: SecretRef | None = Field(
-        default=None, description="Secret with accepted API keys, one a line. Default: none, no check."
+        default=None,
+        description="Secret with accepted API keys, hashed, one a line: sha256:HEX, or sha256:HEX TENANT. "
+        "They may change while routers run. Kubernetes only. Default: none, no check without tenants.",
     )
 
 
 class Tenant(Section):
-    """Requests of a tenant share KV only with each other. Not in this release."""
+    """Requests of a tenant share KV only with each other; its API key says whose a request is."""
 
-    name: Text = Field(description="Name in metrics.")
-    api_keys: SecretRef = Field(description="Secret with the tenant's API keys, one a line.")
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]+$", max_length=63)] = Field(
+        description="Name in metrics, part of the cache salt."
+    )
+    api_keys: SecretRef = Field(
+        description="Secret with the tenant's API keys, hashed, one a line: sha256:HEX."
+    )
+    weight: float = Field(
+        default=1.0, gt=0, le=1000, description="Its share of tokens while requests wait. Default: 1."
+    )
+    priority: int = Field(
+        default=0,
+        ge=-100,
+        le=100,
+        description="Requests of a lower number go first while requests wait. Default: 0.",
+    )
+    requests_per_minute: float | None = Field(
+        default=None, gt=0, description="Most requests a minute, at each router. Default: any number."
+    )
+    tokens_per_minute: float | None = Field(
+        default=None,
+        gt=0,
+        description="Most tokens of prompts and answers a minute, at each router. Default: any number.",
+    )
 
 
 class Autoscaling(Section):
@@ -83,14 +113,6 @@ class Router(Section):
 
     model_config = rules(
         (
-            "!has(self.auth) || !has(self.auth.apiKeys)",
-            "API keys are not checked in this release: put a gateway that does in front, leave auth out",
-        ),
-        (
-            "!has(self.tenants) || self.tenants.size() == 0",
-            "tenants are not kept apart in this release: give each a cluster of its own, leave tenants out",
-        ),
-        (
             "!has(self.weights) || self.weights.size() == 0",
             "policies take no weights in this release: leave weights out",
         ),
@@ -119,7 +141,8 @@ class Router(Section):
     )
     tenants: Named[Tenant] = Field(
         default=(),
-        description="Tenants whose KV is kept apart. Not in this release. Default: none.",
+        description="Tenants whose KV is kept apart, each with API keys of its own. Kubernetes only. "
+        "Default: none.",
     )
     env: Named[EnvVar] = Field(
         default=(),

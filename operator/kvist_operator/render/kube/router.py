@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from kvist_connector.names import PATH_HEALTHZ
 from kvist_operator.plan import Plan, Program, fill, fill_yaml
+from kvist_operator.plan.access import SECRET, has_keys, key_files
 from kvist_operator.render.kube.accounts import account
 from kvist_operator.render.kube.context import Context
 from kvist_operator.render.kube.meta import (
@@ -31,8 +32,8 @@ from kvist_operator.render.kube.pods import (
     scratch_volumes,
     secret_volume,
 )
-from kvist_operator.render.kube.secrets import control_token
-from kvist_operator.render.kube.values import CONFIG, container_ports, service_ports, values
+from kvist_operator.render.kube.secrets import control_token, tenants_secret
+from kvist_operator.render.kube.values import ACCESS, CONFIG, container_ports, service_ports, values
 from kvist_operator.render.merge import overlay
 from kvist_operator.spec import CacheCluster
 
@@ -87,6 +88,8 @@ def _pod(cluster: CacheCluster, plan: Plan, context: Context) -> Object:
     volumes += [*scratch_volumes()[0], *model_volume(cluster)[0]]
     if plan.agent is not None:
         volumes.append(secret_volume("token", control_token(cluster), TOKEN_FILE.rpartition("/")[2]))
+    if has_keys(cluster):
+        volumes.append(_access_volume(cluster))
     if cluster.spec.model.volume is None:
         pod["initContainers"] = [_model_files(cluster, context)]
     return pod | {
@@ -95,6 +98,16 @@ def _pod(cluster: CacheCluster, plan: Plan, context: Context) -> Object:
         "containers": [_container(cluster, plan.router, context, plan.agent is not None)],
         "volumes": volumes,
     }
+
+
+def _access_volume(cluster: CacheCluster) -> Object:
+    """API keys and the secret of tenants as one folder; the kubelet updates it when a Secret changes."""
+    files = [*key_files(cluster), (SECRET, tenants_secret(cluster.name))]
+    sources = [
+        {"secret": {"name": secret.name, "items": [{"key": secret.key, "path": file}]}}
+        for file, secret in files
+    ]
+    return {"name": "access", "projected": {"sources": sources, "defaultMode": 0o440}}
 
 
 def _values(cluster: CacheCluster, context: Context) -> dict[str, str]:
@@ -131,6 +144,8 @@ def _container(cluster: CacheCluster, router: Program, context: Context, cached:
     mounts += model_volume(cluster)[1]
     if cached:
         mounts.append({"name": "token", "mountPath": TOKEN_FILE.rpartition("/")[0], "readOnly": True})
+    if has_keys(cluster):
+        mounts.append({"name": "access", "mountPath": ACCESS, "readOnly": True})
     env = {"HOME": WRITABLE["HOME"], "TMPDIR": WRITABLE["TMPDIR"], **router.env}
     return {
         **program(ROUTER, spec.image or context.images.router, router.module, argv, context),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvist_operator.render.kube.meta import CLUSTER, REDIS, labels, name_of
+from kvist_operator.plan.access import has_keys
+from kvist_operator.render.kube.meta import CLUSTER, REDIS, ROUTER, labels, name_of
 from kvist_operator.spec import CacheCluster
 from kvist_operator.spec.base import SecretRef
 
@@ -38,6 +39,11 @@ def redis_password(cluster: CacheCluster) -> SecretRef | None:
     return SecretRef.model_validate({"name": name_of(cluster, REDIS), "key": "password"})
 
 
+def tenants_secret(name: str) -> SecretRef:
+    """What the salts of the cluster's tenants are made with: its routers must agree on it."""
+    return SecretRef.model_validate({"name": f"{name}-tenants", "key": "secret"})
+
+
 def generated_secrets(cluster: CacheCluster) -> tuple[GeneratedSecret, ...]:
     """Those that the user did not name. A render cannot hold them, since they are random."""
     found = []
@@ -49,4 +55,7 @@ def generated_secrets(cluster: CacheCluster) -> tuple[GeneratedSecret, ...]:
         password = redis_password(cluster)
         assert password is not None
         found.append(GeneratedSecret(password.name, password.key, labels(cluster, REDIS)))
+    if has_keys(cluster):
+        secret = tenants_secret(cluster.name)
+        found.append(GeneratedSecret(secret.name, secret.key, labels(cluster, ROUTER)))
     return tuple(found)

@@ -33,6 +33,7 @@ SECRET_FILES: Final = {
     "path.encryption-keys": "/etc/kvist/encryption-keys/keys",
 }
 CONFIG: Final = "/etc/kvist/router"
+ACCESS: Final = "/etc/kvist/access"
 _EVERYWHERE: Final = "0.0.0.0"
 
 
@@ -57,6 +58,7 @@ def values(cluster: CacheCluster, context: Context) -> dict[str, str]:
         "path.arena": ARENA,
         "path.disk": DISK,
         "path.token": TOKEN_FILE,
+        "path.access": ACCESS,
         **SECRET_FILES,
         "redis.urls": ",".join(redis_urls(cluster, context.namespace)),
         **{f"port.{name}": str(port) for name, port in PORTS.items()},

@@ -1,0 +1,70 @@
+"""API keys and tenants: what the router is told, and from which Secrets its files come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from kvist_connector.settings import validate
+from kvist_operator.render.kube import generated_secrets
+from kvist_operator.testing import CONTEXT, cluster, rendered
+from kvist_router.settings import RouterSettings
+
+ROUTER = {
+    "auth": {"apiKeys": {"name": "everybody", "key": "list"}},
+    "tenants": [
+        {"name": "red", "apiKeys": {"name": "red-keys"}, "weight": 2, "tokensPerMinute": 1000},
+        {"name": "blue", "apiKeys": {"name": "blue-keys"}, "priority": -1},
+    ],
+    "limits": {"requestsPerEngine": 32},
+}
+
+
+def settings(**router: Any) -> dict[str, Any]:
+    files = rendered(cluster(router=router), CONTEXT)["ConfigMap", "test-router"]["data"]
+    found: dict[str, Any] = yaml.safe_load(files["router.yaml"])
+    return found
+
+
+def pod(**router: Any) -> dict[str, Any]:
+    found: dict[str, Any] = rendered(cluster(router=router), CONTEXT)["Deployment", "test-router"]
+    body: dict[str, Any] = found["spec"]["template"]["spec"]
+    return body
+
+
+def test_the_router_reads_what_the_spec_says() -> None:
+    found = validate(RouterSettings, settings(**ROUTER))
+    assert found.admission.per_replica == 32
+    assert str(found.auth.keys_file) == "/etc/kvist/access/keys"
+    assert str(found.tenant.secret_file) == "/etc/kvist/access/secret"
+    red, blue = found.tenants
+    assert (red.name, str(red.keys_file)) == ("red", "/etc/kvist/access/tenant-red")
+    assert (red.weight, red.tokens_per_minute, red.priority) == (2.0, 1000.0, 0)
+    assert (blue.weight, blue.tokens_per_minute, blue.priority) == (1.0, None, -1)
+
+
+def test_files_come_from_the_secrets_named_and_one_that_the_operator_makes() -> None:
+    body = pod(**ROUTER)
+    sources = next(item for item in body["volumes"] if item["name"] == "access")["projected"]["sources"]
+    files = {
+        item["path"]: (source["secret"]["name"], item["key"])
+        for source in sources
+        for item in source["secret"]["items"]
+    }
+    assert files == {
+        "keys": ("everybody", "list"),
+        "tenant-red": ("red-keys", "token"),
+        "tenant-blue": ("blue-keys", "token"),
+        "secret": ("test-tenants", "secret"),
+    }
+    (container,) = body["containers"]
+    assert {"name": "access", "mountPath": "/etc/kvist/access", "readOnly": True} in container["volumeMounts"]
+    assert "test-tenants" in [item.name for item in generated_secrets(cluster(router=ROUTER))]
+    assert "keys" not in str(container["args"] + container["env"])
+
+
+def test_without_keys_there_is_neither_a_folder_nor_a_secret() -> None:
+    assert not {"auth", "tenant", "tenants", "admission"} & settings().keys()
+    assert "access" not in [item["name"] for item in pod()["volumes"]]
+    assert "test-tenants" not in [item.name for item in generated_secrets(cluster())]
