@@ -19,7 +19,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-BENCHES = ("ttft", "miss", "router", "idle", "copy", "tiers", "operator", "routing", "capacity73", "eviction")
+BENCHES = (
+    "ttft",
+    "miss",
+    "router",
+    "idle",
+    "copy",
+    "tiers",
+    "operator",
+    "routing",
+    "capacity73",
+    "eviction",
+    "lookup",
+    "breakeven",
+)
 ON_TRACES = ("routing", "eviction")
 DEADLINE_SECONDS = 3600
 HEAD = (
