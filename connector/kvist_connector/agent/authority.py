@@ -5,12 +5,9 @@ Every part asks on its own when it admits a chunk, so that none depends on anoth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from kvist_connector.protocol.retired import Retired
-
-# Longer chains do not exist: a million tokens have 4,096 chunks.
-_LONGEST_CHAIN = 65_536
 
 
 class Authority:
@@ -31,23 +28,34 @@ class Authority:
         self,
         key: bytes,
         parent: bytes,
+        index: int,
         epoch: int | None,
         tags: Iterable[str],
         parents: Mapping[bytes, bytes] | None = None,
     ) -> bool:
-        """Whether a chunk is retired; an unknown epoch is the oldest. `parents`: more of them than the
-        catalog knows."""
+        """Whether the chunk at `index` of its chain is retired; an unknown epoch is the oldest.
+
+        `parents`: more of them than the catalog knows. Where a chain has a gap nobody knows what the
+        chunk follows: then every prefix counts as its own.
+        """
         age = epoch or 0
         if age >= self.known.epoch:
             return False
-        ancestry = self._ancestry(key, parent, parents or {}) if self.known.has_prefixes else ()
-        return self.known.retires(age, tags, self.revision, ancestry)
+        newest = self.known.newest_prefix
+        if newest <= age:
+            return self.known.retires(age, tags, self.revision)
+        ancestry = self._ancestry(key, parent, index, parents or {})
+        return ancestry is None or self.known.retires(age, tags, self.revision, ancestry)
 
-    def _ancestry(self, key: bytes, parent: bytes, parents: Mapping[bytes, bytes]) -> Iterator[bytes]:
-        yield key
-        before: bytes | None = parent
-        for _ in range(_LONGEST_CHAIN):
-            if before is None:
-                return
-            yield before
-            before = parents.get(before) or self.parent_of(before)
+    def _ancestry(
+        self, key: bytes, parent: bytes, index: int, parents: Mapping[bytes, bytes]
+    ) -> list[bytes] | None:
+        """The chunk and those before it; None when one is not known."""
+        found, before = [key], parent
+        for _ in range(index):
+            found.append(before)
+            known = parents.get(before) or self.parent_of(before)
+            if known is None:
+                return None
+            before = known
+        return found

@@ -267,7 +267,7 @@ class Core:
             raise ValueError("a commit's key and parent have 16 bytes each")
         if self.catalog.resident(commit.key) is not None or self.loader.is_loading(commit.key):
             return "duplicate"
-        if self.memory.authority.retires(commit.key, commit.parent, commit.epoch, commit.tags):
+        if self.memory.authority.retires(commit.key, commit.parent, commit.index, commit.epoch, commit.tags):
             return "retired"
         if commit.index > 0:
             parent = self.catalog.get(commit.parent)

@@ -154,7 +154,7 @@ class LowerTier(ABC):
         if header is None:
             self.counts["read_missing"] += 1
             self._catalog.leave_below(self.tier, key)
-        elif self.authority.retires(key, header.parent, header.retire_epoch, header.tags):
+        elif self.authority.retires(key, header.parent, header.index, header.retire_epoch, header.tags):
             self.counts["retired"] += 1
             self._catalog.leave_below(self.tier, key)
             self._delete_soon(key, self._fingerprint)
@@ -181,7 +181,9 @@ class LowerTier(ABC):
                 self._failed("write_failed", error)
                 return Stored.REFUSED
         self._answering.worked()
-        if era != self._era or self.authority.retires(chunk.key, chunk.parent, chunk.epoch, chunk.tags):
+        if era != self._era or self.authority.retires(
+            chunk.key, chunk.parent, chunk.index, chunk.epoch, chunk.tags
+        ):
             self._delete_soon(chunk.key, fingerprint)
             return Stored.REFUSED
         if fingerprint == self._fingerprint:

@@ -270,7 +270,7 @@ class MemoryTier:
         return [_entry(chunk, chunk.ref) for chunk in self._catalog.chunks() if chunk.ref is not None]
 
     def _is_retired(self, entry: Entry, parents: dict[bytes, bytes]) -> bool:
-        return self.authority.retires(entry.key, entry.parent, entry.epoch, entry.tags, parents)
+        return self.authority.retires(entry.key, entry.parent, entry.index, entry.epoch, entry.tags, parents)
 
 
 def _entry(chunk: Chunk, ref: SlotRef) -> Entry:

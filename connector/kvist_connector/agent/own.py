@@ -53,7 +53,9 @@ class OwnTier(LowerTier):
         parents = {key: header.parent for key, (_, header) in own}
         for key, (size, header) in sorted(own, key=lambda item: item[1][1].index):
             del self._foreign[key]
-            if self.authority.retires(key, header.parent, header.retire_epoch, header.tags, parents):
+            if self.authority.retires(
+                key, header.parent, header.index, header.retire_epoch, header.tags, parents
+            ):
                 self.counts["retired"] += 1
                 self._delete_soon(key, fingerprint)
                 continue

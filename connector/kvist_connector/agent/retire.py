@@ -115,7 +115,9 @@ class Retire:
     def _doomed(self, known: Retired) -> list[bytes]:
         """What that retires and what hangs on it, parents first."""
         retires = self._core.authority.knowing(known).retires
-        found = [c.key for c in self._core.catalog.chunks() if retires(c.key, c.parent, c.epoch, c.tags)]
+        found = [
+            c.key for c in self._core.catalog.chunks() if retires(c.key, c.parent, c.index, c.epoch, c.tags)
+        ]
         return with_descendants(self._core.catalog, found) if found else []
 
     def _purge(self, keys: list[bytes]) -> None:

@@ -54,9 +54,9 @@ class Retired(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return all(max(self.rules.get(rule, 0), self.floor) >= epoch for rule, epoch in other.rules.items())
 
     @property
-    def has_prefixes(self) -> bool:
-        """Whether a chunk's ancestors matter."""
-        return any(rule.startswith("prefix:") for rule in self.rules)
+    def newest_prefix(self) -> int:
+        """Epoch of the latest rule about a prefix: ancestors of older chunks matter; 0 without any."""
+        return max((epoch for rule, epoch in self.rules.items() if rule.startswith("prefix:")), default=0)
 
     def retires(
         self, epoch: int, tags: Iterable[str], revision: str = "", ancestry: Iterable[bytes] = ()

@@ -129,6 +129,35 @@ async def test_a_rule_takes_every_tier_and_what_is_computed_afterwards_is_good(w
     assert await world.served(CHAINS[0]) == 3
 
 
+LONG = keys(6, first=5000)
+
+
+async def test_a_prefix_takes_what_follows_a_gap_in_its_chain(world):
+    await world.store(LONG)
+    world.engine.scheduler.send(wire.Step(bad_keys=LONG[2]))
+    await world.settled()
+    await world.retire.retire({"keys": [LONG[1].hex()]})
+    epoch = world.retire.known.epoch
+    await world.engine.store(LONG[:3], start=1, epoch=epoch)
+    await world.settled()
+    # What was computed before it is not served behind what was computed after it.
+    assert await world.served(LONG) == 3
+
+
+async def test_a_prefix_takes_what_follows_a_gap_on_disk(world):
+    await world.store(LONG)
+    await world.harness.clear_memory()
+    await world.retire.retire({"keys": [LONG[1].hex()], "dry_run": True})
+    for key in LONG[1:3]:
+        await world.harness.faulty.inner.delete(key)
+    assert await world.served(LONG) == 1
+    await world.retire.retire({"keys": [LONG[1].hex()]})
+    await world.restart()
+    await world.engine.store(LONG[:3], start=1, epoch=world.retire.known.epoch)
+    await world.settled()
+    assert await world.served(LONG) == 3
+
+
 async def test_dry_run_changes_nothing_and_twice_changes_no_more(world):
     await world.store(CHAINS[0], ("a",))
     would = await world.retire.retire({"tag": "a", "epoch": 7, "dry_run": True})

@@ -178,6 +178,20 @@ async def told(parts):
     return {speed.tier: speed.bytes_per_second for speed in load.speeds}
 
 
+async def test_what_follows_retired_chunks_of_others_is_not_served(cluster):
+    _, second, engine = await stocked(cluster)
+    await second.parts.controls.retire.retire({"keys": [keys(6)[1].hex()]})
+    epoch = second.parts.controls.retire.known.epoch
+    # The chunks between are refused one by one, and the engine computes them and all that follow anew.
+    for _ in range(3):
+        hits = len((await engine.lookup(keys(6))).refs)
+        await engine.store(keys(6), start=hits, root=b"r" * 16, epoch=epoch)
+    assert len((await engine.lookup(keys(6))).refs) == 6
+    assert [second.parts.catalog.get(key).epoch for key in keys(6)] == [0] + [epoch] * 5
+    second.check()
+    await engine.stop()
+
+
 async def answers(agent):
     """The agent knows that its store is back."""
     async with asyncio.timeout(DEADLINE):
