@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -67,31 +67,47 @@ class Parting:
         slots = self.core.memory.slots
         most = max(1, int((slots.size if slots is not None else 0) * SHARE))
         memory = self.core.catalog.index(Tier.MEMORY)
-        keys = sorted(memory.keys(), key=memory.worth, reverse=True)
         shares: dict[str, list[Chunk]] = {peer: [] for peer in peers}
+        room = {peer: most - len(self._given.get(peer, ())) for peer in peers}
         chosen = {key for given in self._given.values() for key in given}
-        for key in keys:
-            chain = self._chain(key)
-            if not chain:
+        roots: dict[bytes, bytes | None] = {}
+        for key in sorted(memory.keys(), key=memory.worth, reverse=True):
+            root = self._root(key, roots)
+            peer = _peer(peers, root) if root is not None else ""
+            if not room.get(peer):
                 continue
-            peer = _peer(peers, chain[0].key)
-            share = shares[peer]
-            fresh = [chunk for chunk in chain if chunk.key not in chosen]
-            if len(self._given.get(peer, ())) + len(share) + len(fresh) <= most:
-                share += fresh
-                chosen.update(chunk.key for chunk in fresh)
+            fresh = self._fresh(key, chosen, room[peer])
+            # A share ends with the first chain that does not fit: what follows is worth less.
+            room[peer] = 0 if fresh is None else room[peer] - len(fresh)
+            shares[peer] += fresh or []
+            chosen.update(chunk.key for chunk in fresh or ())
         return shares
 
-    def _chain(self, key: bytes) -> list[Chunk]:
-        """The chunk and all before it; none when a part is not in memory."""
+    def _root(self, key: bytes, roots: dict[bytes, bytes | None]) -> bytes | None:
+        """The first chunk of a chain; None when a part is not in memory. Each chunk is looked at once."""
+        path: list[bytes] = []
+        while key not in roots:
+            chunk = self.core.catalog.resident(key)
+            if chunk is None or chunk.index == 0:
+                roots[key] = None if chunk is None else key
+            else:
+                path.append(key)
+                key = chunk.parent
+        roots |= dict.fromkeys(path, roots[key])
+        return roots[key]
+
+    def _fresh(self, key: bytes, chosen: Container[bytes], room: int) -> list[Chunk] | None:
+        """The chunk and those before it that are not chosen yet, first ones first; None without room."""
         chain: list[Chunk] = []
-        chunk = self.core.catalog.resident(key)
-        while chunk is not None:
+        while key not in chosen:
+            chunk = self.core.catalog.resident(key)
+            if chunk is None or len(chain) == room:
+                return None
             chain.append(chunk)
             if chunk.index == 0:
-                return chain[::-1]
-            chunk = self.core.catalog.resident(chunk.parent)
-        return []
+                break
+            key = chunk.parent
+        return chain[::-1]
 
     async def _give(self, peer: str, chunks: Sequence[Chunk]) -> bool:
         """False when the peer does not take all of it."""
@@ -111,7 +127,9 @@ class Parting:
                     there = await self._ask(transfer, peer, batch)
             except (TierError, TimeoutError) as error:
                 self.core.counts["parting_failed"] += 1
-                log.warning("drain: %s takes nothing: %s", peer, error or f"no answer within {_SECONDS:g} s")
+                log.warning(
+                    "drain: %s takes nothing: %s", peer, str(error) or f"no answer within {_SECONDS:g} s"
+                )
                 return False
             self._given.setdefault(peer, set()).update(there)
             self.pending -= len(there)

