@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from kvist_connector.settings import validate
-from kvist_operator.render.kube import generated_secrets
+from kvist_operator.render.kube import endpoint, generated_secrets
 from kvist_operator.testing import CONTEXT, cluster, rendered
 from kvist_router.settings import RouterSettings
 
@@ -68,3 +68,29 @@ def test_without_keys_there_is_neither_a_folder_nor_a_secret() -> None:
     assert not {"auth", "tenant", "tenants", "admission"} & settings().keys()
     assert "access" not in [item["name"] for item in pod()["volumes"]]
     assert "test-tenants" not in [item.name for item in generated_secrets(cluster())]
+
+
+def test_tls_is_served_with_the_secrets_named_and_probed_as_such() -> None:
+    tls = {
+        "certificate": {"name": "router-tls", "key": "tls.crt"},
+        "privateKey": {"name": "router-tls", "key": "tls.key"},
+    }
+    found = validate(RouterSettings, settings(tls=tls))
+    assert str(found.tls.certificate_file) == "/etc/kvist/access/tls.crt"
+    assert str(found.tls.key_file) == "/etc/kvist/access/tls.key"
+    assert not found.tls.admin  # the operator asks there
+    body = pod(tls=tls)
+    access = next(item for item in body["volumes"] if item["name"] == "access")
+    assert [source["secret"]["items"] for source in access["projected"]["sources"]] == [
+        [{"key": file, "path": file}] for file in ("tls.crt", "tls.key")
+    ]
+    (container,) = body["containers"]
+    probes = [container[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")]
+    assert [probe["scheme"] for probe in probes] == ["HTTPS"] * 3
+    assert "test-tenants" not in [item.name for item in generated_secrets(cluster(router={"tls": tls}))]
+    assert "scheme" not in str(pod()["containers"][0]["readinessProbe"])
+
+
+def test_the_status_names_the_scheme() -> None:
+    assert endpoint("a", "b") == "http://a-router.b.svc:8080"
+    assert endpoint("a", "b", tls=True) == "https://a-router.b.svc:8080"

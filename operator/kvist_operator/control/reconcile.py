@@ -188,7 +188,9 @@ class Reconciler:
         if unseen and snapshot.raw.get("status") and memory.unseen_turns < UNSEEN_TURNS:
             return Outcome(again=UNSEEN_SECONDS)
         conditions = evaluate(snapshot, decision)
-        status = status_of(snapshot, conditions, endpoint(snapshot.name, snapshot.namespace))
+        tls = snapshot.cluster.spec.router.tls is not None
+        url = endpoint(snapshot.name, snapshot.namespace, tls=tls)
+        status = status_of(snapshot, conditions, url)
         later = await self._write_status(snapshot.raw, status, conditions, memory)
         busy = decision.action is not Action.NONE or unseen or not _settled(conditions)
         memory.busy_turns = memory.busy_turns + 1 if busy and status == snapshot.raw.get("status") else 0

@@ -1,6 +1,6 @@
-"""The router's settings of API keys and tenants. Pure; called by plan.py.
+"""The router's settings of API keys, tenants and TLS. Pure; called by plan.py.
 
-Keys and the secret of tenants are files, whose folder the renderer knows.
+Keys, certificates and the secret of tenants are files, whose folder the renderer knows.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from kvist_operator.spec.base import SecretRef
 from kvist_operator.spec.router import Tenant
 
 KEYS: Final = "keys"
+CERTIFICATE: Final = "tls.crt"
+PRIVATE_KEY: Final = "tls.key"
 SECRET: Final = "secret"
 _SHARE: Final = ("weight", "priority", "requests_per_minute", "tokens_per_minute")
 
@@ -23,17 +25,31 @@ def has_keys(cluster: CacheCluster) -> bool:
     return router.auth.api_keys is not None or bool(router.tenants)
 
 
-def key_files(cluster: CacheCluster) -> Iterator[tuple[str, SecretRef]]:
-    """Name inside the folder, and where its text comes from."""
+def access_files(cluster: CacheCluster) -> Iterator[tuple[str, SecretRef]]:
+    """What of the user's is in the folder: name, and where its text comes from."""
     router = cluster.spec.router
     if router.auth.api_keys is not None:
         yield KEYS, router.auth.api_keys
     for tenant in router.tenants:
         yield _file(tenant), tenant.api_keys
+    if router.tls is not None:
+        yield CERTIFICATE, router.tls.certificate
+        yield PRIVATE_KEY, router.tls.private_key
 
 
 def access_settings(cluster: CacheCluster) -> dict[str, object]:
-    """Part of the router's configuration; empty where nobody needs a key."""
+    """Part of the router's configuration; empty where everybody may come in without TLS."""
+    return {**_tls(cluster), **_keys(cluster)}
+
+
+def _tls(cluster: CacheCluster) -> dict[str, object]:
+    if cluster.spec.router.tls is None:
+        return {}
+    files = {"certificate_file": CERTIFICATE, "key_file": PRIVATE_KEY}
+    return {"tls": {name: f"$(path.access)/{file}" for name, file in files.items()}}
+
+
+def _keys(cluster: CacheCluster) -> dict[str, object]:
     if not has_keys(cluster):
         return {}
     router = cluster.spec.router

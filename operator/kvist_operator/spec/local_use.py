@@ -30,6 +30,7 @@ KUBERNETES_ONLY: Final = frozenset(
         "spec.router.weights",
         "spec.router.auth",
         "spec.router.tenants",
+        "spec.router.tls",
         "spec.router.image",
         "spec.router.resources",
         "spec.router.env.valueFrom",

@@ -57,6 +57,15 @@ class RouterAuth(Section):
     )
 
 
+class RouterTls(Section):
+    """Certificate of the router's OpenAI port, for the names that clients use."""
+
+    certificate: SecretRef = Field(
+        description="Secret with the certificate and its chain, PEM: tls.crt of a kubernetes.io/tls one."
+    )
+    private_key: SecretRef = Field(description="Secret with its key, PEM: tls.key.")
+
+
 class Tenant(Section):
     """Requests of a tenant share KV only with each other; its API key says whose a request is."""
 
@@ -138,6 +147,11 @@ class Router(Section):
     limits: RouterLimits = Field(default_factory=RouterLimits, description="What a router accepts at once.")
     auth: RouterAuth = Field(
         default_factory=RouterAuth, description="Who may send requests. Default: everyone."
+    )
+    tls: RouterTls | None = Field(
+        default=None,
+        description="TLS at the router; new certificates are taken while routers run. Kubernetes only. "
+        "Default: none, HTTP.",
     )
     tenants: Named[Tenant] = Field(
         default=(),

@@ -60,9 +60,9 @@ def make(
     }
 
 
-def endpoint(name: str, namespace: str) -> str:
+def endpoint(name: str, namespace: str, *, tls: bool = False) -> str:
     """Base URL of the OpenAI API of the cluster `name`."""
-    return f"http://{name}-{ROUTER}.{namespace}.svc:{PORT_ROUTER}"
+    return f"http{'s' if tls else ''}://{name}-{ROUTER}.{namespace}.svc:{PORT_ROUTER}"
 
 
 def digest(value: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from kvist_operator.render.kube.context import Context
 from kvist_operator.render.kube.meta import Object, selector
@@ -11,6 +11,7 @@ from kvist_operator.spec import CacheCluster
 from kvist_operator.spec.base import EnvVar, Resources, SecretRef
 
 # One non-root user and group for all programs, so that they share socket, arena and volumes.
+Scheme = Literal["HTTP", "HTTPS"]
 USER: Final = 10001
 SCRATCH: Final = "/var/cache/kvist"
 RUN: Final = "/run/kvist"
@@ -93,10 +94,12 @@ def resources(given: Resources, defaults: Mapping[str, Any] | None = None) -> Ob
     }
 
 
-def http_probe(path: str, port: str, period: int, failures: int, timeout: int = 5) -> Object:
-    """GET until it answers 200."""
+def http_probe(
+    path: str, port: str, period: int, failures: int, timeout: int = 5, scheme: Scheme = "HTTP"
+) -> Object:
+    """GET until it answers 200. The kubelet checks no certificate."""
     return {
-        "httpGet": {"path": path, "port": port},
+        "httpGet": {"path": path, "port": port, **({} if scheme == "HTTP" else {"scheme": scheme})},
         "periodSeconds": period,
         "failureThreshold": failures,
         "timeoutSeconds": timeout,

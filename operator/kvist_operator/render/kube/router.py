@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from kvist_connector.names import PATH_HEALTHZ
 from kvist_operator.plan import Plan, Program, fill, fill_yaml
-from kvist_operator.plan.access import SECRET, has_keys, key_files
+from kvist_operator.plan.access import SECRET, access_files, has_keys
 from kvist_operator.render.kube.accounts import account
 from kvist_operator.render.kube.context import Context
 from kvist_operator.render.kube.meta import (
@@ -23,6 +23,7 @@ from kvist_operator.render.kube.pods import (
     SCRATCH,
     TOKEN_FILE,
     WRITABLE,
+    Scheme,
     environment,
     http_probe,
     model_volume,
@@ -88,8 +89,7 @@ def _pod(cluster: CacheCluster, plan: Plan, context: Context) -> Object:
     volumes += [*scratch_volumes()[0], *model_volume(cluster)[0]]
     if plan.agent is not None:
         volumes.append(secret_volume("token", control_token(cluster), TOKEN_FILE.rpartition("/")[2]))
-    if has_keys(cluster):
-        volumes.append(_access_volume(cluster))
+    volumes += _access_volume(cluster)
     if cluster.spec.model.volume is None:
         pod["initContainers"] = [_model_files(cluster, context)]
     return pod | {
@@ -100,14 +100,16 @@ def _pod(cluster: CacheCluster, plan: Plan, context: Context) -> Object:
     }
 
 
-def _access_volume(cluster: CacheCluster) -> Object:
-    """API keys and the secret of tenants as one folder; the kubelet updates it when a Secret changes."""
-    files = [*key_files(cluster), (SECRET, tenants_secret(cluster.name))]
+def _access_volume(cluster: CacheCluster) -> list[Object]:
+    """Keys, certificates and the secret of tenants as one folder, which follows its Secrets; or nothing."""
+    files = list(access_files(cluster))
+    if has_keys(cluster):
+        files.append((SECRET, tenants_secret(cluster.name)))
     sources = [
         {"secret": {"name": secret.name, "items": [{"key": secret.key, "path": file}]}}
         for file, secret in files
     ]
-    return {"name": "access", "projected": {"sources": sources, "defaultMode": 0o440}}
+    return [{"name": "access", "projected": {"sources": sources, "defaultMode": 0o440}}] if sources else []
 
 
 def _values(cluster: CacheCluster, context: Context) -> dict[str, str]:
@@ -144,17 +146,18 @@ def _container(cluster: CacheCluster, router: Program, context: Context, cached:
     mounts += model_volume(cluster)[1]
     if cached:
         mounts.append({"name": "token", "mountPath": TOKEN_FILE.rpartition("/")[0], "readOnly": True})
-    if has_keys(cluster):
+    if _access_volume(cluster):
         mounts.append({"name": "access", "mountPath": ACCESS, "readOnly": True})
+    scheme: Scheme = "HTTP" if spec.tls is None else "HTTPS"
     env = {"HOME": WRITABLE["HOME"], "TMPDIR": WRITABLE["TMPDIR"], **router.env}
     return {
         **program(ROUTER, spec.image or context.images.router, router.module, argv, context),
         "env": environment(env, spec.env),
         "ports": container_ports(*router.ports),
         "resources": resources(spec.resources, _REQUESTS),
-        "startupProbe": http_probe(PATH_HEALTHZ, health.port, 1, int(health.deadline)),
-        "livenessProbe": http_probe(PATH_HEALTHZ, health.port, 10, 3),
-        "readinessProbe": http_probe(health.path, health.port, 2, 2),
+        "startupProbe": http_probe(PATH_HEALTHZ, health.port, 1, int(health.deadline), scheme=scheme),
+        "livenessProbe": http_probe(PATH_HEALTHZ, health.port, 10, 3, scheme=scheme),
+        "readinessProbe": http_probe(health.path, health.port, 2, 2, scheme=scheme),
         "volumeMounts": mounts,
     }
 
