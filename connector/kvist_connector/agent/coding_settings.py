@@ -24,5 +24,6 @@ class EncryptionSettings(Settings):
     keys_file: Path | None = Field(
         None,
         description="file with a key a line, `name base64-of-32-bytes`: the first encrypts, each decrypts; "
-        "read again when it changes; default none: chunks are stored plain, and encrypted ones are misses",
+        "read again when it changes; plain chunks are removed then; default none: chunks are stored plain, "
+        "and encrypted ones are misses",
     )

@@ -1,7 +1,7 @@
 """What becomes of a chunk's bytes between memory and a tier: compressed, encrypted, checked.
 
 Called by `envelope`, in its threads. Whatever was written is read by what its header says:
-compressed chunks by every agent, encrypted ones by those that have the key.
+compressed chunks by every agent, encrypted ones by those that have the key, who take no others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from kvist_connector.errors import IntegrityError
 from kvist_connector.tiers.base import Buffer, total_bytes
 from kvist_connector.tiers.gain import Gain
-from kvist_connector.tiers.header import SEAL_BYTES, Header, LockedChunk, checksum
+from kvist_connector.tiers.header import SEAL_BYTES, ForeignChunk, Header, LockedChunk, checksum
 from kvist_connector.tiers.pieces import Filler
 
 if TYPE_CHECKING:
@@ -98,7 +98,10 @@ class Coding:
             Filler(into).put(plain)
 
     def refuse(self, header: Header) -> None:
-        """LockedChunk before anything is read of a chunk that needs a key file and there is none."""
+        """Before anything of a chunk is used: LockedChunk when it needs a key file and there is none,
+        ForeignChunk when there is one and the chunk is plain, so that it may be anybody's."""
+        if self._keys is not None and not header.key_id:
+            raise ForeignChunk("not encrypted, and encryption.keys_file is given")
         if header.key_id and self._keys is None:
             raise LockedChunk(f"encrypted by key {header.key_id!r}: give encryption.keys_file with that key")
 

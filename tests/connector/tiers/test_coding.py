@@ -15,7 +15,7 @@ from kvist_connector.tiers.coding import Coding
 from kvist_connector.tiers.compression import compress, decompress
 from kvist_connector.tiers.disk import DiskStore
 from kvist_connector.tiers.encryption import parse_keys
-from kvist_connector.tiers.envelope import EnvelopeStore, LockedChunk
+from kvist_connector.tiers.envelope import EnvelopeStore, ForeignChunk, LockedChunk
 from kvist_connector.tiers.gain import Gain
 from kvist_connector.tiers.header import HEADER_BYTES, unpack_header
 from kvist_connector.tiers.wrapper import WrapperStore
@@ -163,6 +163,13 @@ async def test_without_the_key_nothing_is_served(folder, keyring):
         await get(folder())
     with pytest.raises(LockedChunk, match="another key of that name"):
         await get(folder(Coding("none", keyring(f"one {NEW}"))))
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+async def test_a_plain_chunk_is_nobody_s_where_there_are_keys(folder, keyring, compression):
+    await put(folder(Coding(compression)))
+    with pytest.raises(ForeignChunk, match="not encrypted, and encryption.keys_file is given"):
+        await get(folder(Coding("none", keyring(f"one {OLD}"))))
 
 
 async def test_the_header_is_authenticated_with_the_body(folder, keyring, tmp_path):
