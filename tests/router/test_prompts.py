@@ -213,6 +213,16 @@ async def test_every_form_of_a_completion_prompt(router, folder: Path, prompt, s
         assert tokens is None or record.prompt_tokens == tokens
 
 
+async def test_prompts_of_a_list_that_nobody_tokenizes_are_estimated(router, folder: Path) -> None:
+    async with FakeEngine() as engine:
+        engine.tokens = as_folder
+        running = await router(replicas=[{"url": engine.url}])
+        body = json.dumps({"model": "m", "prompt": [letter * 40 for letter in "abcdefghij"]}).encode()
+        record = await decide(running, body, "completions")
+        assert engine.tokenized == 4
+        assert (record.tokens_from, record.prompt_tokens) == ("unknown", 4 * 40 + 6 * 10)
+
+
 async def test_a_slow_tokenize_is_given_up_and_the_request_goes_on(router, folder: Path) -> None:
     async with FakeEngine() as engine:
         engine.tokenizing.clear()

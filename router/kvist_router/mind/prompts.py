@@ -42,13 +42,13 @@ class Prompts(msgspec.Struct, frozen=True):
 
     each: tuple[Prompt, ...]
     source: str
-    estimate: int = 0  # tokens, where nobody could tell them
+    estimate: int = 0  # tokens of the prompts that nobody could tell
     used: frozenset[str] = frozenset()  # what a chat rendered here goes beyond plain messages (unusual.py)
 
     @property
     def tokens(self) -> int:
         """Of all prompts together."""
-        return sum(len(prompt.packed) for prompt in self.each) // TOKEN_BYTES or self.estimate
+        return sum(len(prompt.packed) for prompt in self.each) // TOKEN_BYTES + self.estimate
 
 
 class PromptSource:
@@ -100,8 +100,11 @@ class PromptSource:
         """Packed tokens of every prompt; none, `unknown` and an estimate when nobody can say."""
         if request.path in ("tokens", "stored"):
             return Prompts((), "none")
-        found = await self._known(request, url)
-        return found if found.each else Prompts((), found.source, estimated_tokens(request.fields))
+        found, total = await self._known(request, url), _count(request)
+        missing = total - len(found.each)
+        if not missing:
+            return found
+        return msgspec.structs.replace(found, estimate=estimated_tokens(request.fields) * missing // total)
 
     async def _known(self, request: Request, url: str) -> Prompts:
         found = await self._whole(request, url)
@@ -175,6 +178,13 @@ class PromptSource:
         ]
         known = tuple(Prompt.whole(answer) for answer in answers if answer is not None)
         return Prompts(known, "remote" if len(known) == len(texts) else "unknown")
+
+
+def _count(request: Request) -> int:
+    """Prompts of a request."""
+    prompt = request.fields.get("prompt") if request.path == "completions" else None
+    several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
+    return len(prompt) if several else 1
 
 
 def _ids(prompts: list[Any]) -> Prompts:

@@ -1,7 +1,8 @@
 """The files of a model folder that tokens depend on. Called by tokenizer.py, once at the start.
 
 `own_code` says why the engine does not render with the folder's template at all: vLLM has code of its own
-for some architectures, and takes Mistral's own tokenizer where the folder has it.
+for some architectures, and takes Mistral's own tokenizer where the folder has it. `added_later` is a special
+token that the engine adds to the tokenizer, since only the configuration names it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class ModelFolder:
     special_tokens: dict[str, str]
     unnamed: frozenset[str]  # special tokens that no file names: the engine's class may have a default
     own_code: str
+    added_later: str
 
 
 def read_folder(folder: Path) -> ModelFolder:
@@ -46,14 +48,26 @@ def read_folder(folder: Path) -> ModelFolder:
     tokenizer = _read_json(folder / "tokenizer.json")
     config = _read_json(folder / "tokenizer_config.json", optional=True)
     given = {**_read_json(folder / "special_tokens_map.json", optional=True), **config}
+    special_tokens = _special_tokens(given)
     return ModelFolder(
         tokenizer,
         config,
         _templates(folder, config),
-        _special_tokens(given),
+        special_tokens,
         frozenset(name for name in _SPECIAL if name not in given),
         _own_code(folder),
+        _added_later(tokenizer, config, special_tokens),
     )
+
+
+def _added_later(tokenizer: dict[str, Any], config: dict[str, Any], special_tokens: dict[str, str]) -> str:
+    known = {token["content"] for token in tokenizer.get("added_tokens") or []}
+    named = list(special_tokens.values())
+    for more in ("additional_special_tokens", "extra_special_tokens"):
+        listed = config.get(more) or []
+        named += listed.values() if isinstance(listed, dict) else listed
+    named += [token.get("content", "") for token in (config.get("added_tokens_decoder") or {}).values()]
+    return next((text for text in named if isinstance(text, str) and text and text not in known), "")
 
 
 def _own_code(folder: Path) -> str:

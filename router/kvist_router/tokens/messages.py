@@ -101,8 +101,6 @@ def _add_answer(result: Message, message: Message) -> None:
     reasoning = _reasoning(message)
     if reasoning is None or not _keeps_reasoning(message):
         return
-    if not isinstance(message.get("content", ""), str | list):
-        _unknown()
     result["reasoning"] = result["reasoning_content"] = reasoning
 
 
@@ -116,8 +114,11 @@ def _reasoning(message: Message) -> str | None:
 def _keeps_reasoning(message: Message) -> bool:
     """Whether the form that has reasoning fits better than OpenAI's own, which drops it.
 
-    The one of which more fields are given fits better, OpenAI's in a tie; it has no `tool_calls: null`.
+    The one of which more fields are given fits better, OpenAI's in a tie; it has no `tool_calls: null`, the
+    other one no `content: null`.
     """
+    if message.get("content", "") is None:
+        return False
     return not (_NULLS & message.keys()) or ("tool_calls" in message and message["tool_calls"] is None)
 
 

@@ -35,7 +35,7 @@ class ModelTokenizer:
         self._splitter = exact_splitter(files.tokenizer)
         self._inline = inline_characters
         self._cache: SizedLRU[str, bytes] = SizedLRU(cache_bytes)
-        self._own_code = files.own_code
+        self._own_code, self._added_later = files.own_code, files.added_later
         self._templates = _compiled(files)
         self._skeletons = {
             name: Skeletons(template, self._splitter, split_tokens(files.tokenizer))
@@ -50,6 +50,8 @@ class ModelTokenizer:
     @property
     def chat_problem(self) -> str:
         """Why no chat prompt is rendered here; empty when some are."""
+        if self._added_later:
+            return f"the engine adds the special token {self._added_later!r}, which tokenizer.json has not"
         if self._own_code:
             return f"the engine renders chats with code of its own ({self._own_code})"
         return "" if self._templates else "the model folder has no chat template"
@@ -94,6 +96,8 @@ class ModelTokenizer:
         return self._splitter.split(text) if self._splitter is not None else [text]
 
     async def _encode(self, pieces: list[str]) -> list[bytes]:
+        if self._added_later:
+            raise NotExact("special tokens")
         get = self._cache.get
         found = [get(piece) if piece else b"" for piece in pieces]
         if None in found:
