@@ -77,7 +77,11 @@ def _marked(obj: Object, marks: Mapping[str, str]) -> Object:
     if mark is None or obj["kind"] not in ("StatefulSet", "Deployment"):
         return obj
     result = copy.deepcopy(obj)
-    result["spec"]["template"]["metadata"].setdefault("annotations", {})[MARK_ANNOTATION] = mark
+    metadata = result["spec"]["template"].setdefault("metadata", {})
+    annotations = metadata.setdefault("annotations", {}) if isinstance(metadata, dict) else None
+    if not isinstance(annotations, dict):
+        return obj  # a podTemplate replaced it by what the API server refuses, in its own words
+    annotations[MARK_ANNOTATION] = mark
     return result
 
 

@@ -54,11 +54,19 @@ def overlay(template: dict[str, Any], patch: Mapping[str, Any], field: str) -> d
 
 
 def _merge(base: Any, patch: Any, path: str, where: str) -> Any:
+    _check_shape(base, patch, where)
     if isinstance(patch, Mapping):
         return _merge_mapping(base if isinstance(base, dict) else {}, patch, path, where)
     if isinstance(patch, list):
         return _merge_list(base if isinstance(base, list) else [], patch, path, where)
     return deepcopy(patch)
+
+
+def _check_shape(base: Any, patch: Any, where: str) -> None:
+    shape = "mapping" if isinstance(base, Mapping) else "list"
+    wrong = isinstance(base, dict | list) and not isinstance(patch, type(base))
+    if wrong and not (isinstance(patch, Mapping) and _DIRECTIVE in patch):
+        raise ConfigError(f"{where}: {brief(patch)} is no {shape}; give one, or null to take the field away")
 
 
 def _merge_mapping(base: dict[str, Any], patch: Mapping[str, Any], path: str, where: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, StringConstraints, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema, model_validator
 
 from kvist_connector.keys import CHUNK_TOKENS
 from kvist_operator.spec.base import (
@@ -17,6 +17,7 @@ from kvist_operator.spec.base import (
     SecretRef,
     Section,
     Text,
+    passable,
     rules,
 )
 from kvist_operator.spec.claim import CLAIM_SCHEMA
@@ -25,7 +26,11 @@ from kvist_operator.spec.peers import Peers
 _REDIS_URL = r"^rediss?://([^\s:@/]+@)?[^\s@/]+(/[0-9]{1,3})?$"
 _BUCKET_URL = r"^(s3|s3a|gs|az|azure|abfs|abfss|adl|file)://[^\s]+$"
 # A password in an address would be seen by everybody who may read the manifest.
-RedisUrl = Annotated[str, StringConstraints(pattern=_REDIS_URL, max_length=512)]
+RedisUrl = Annotated[str, StringConstraints(pattern=_REDIS_URL, max_length=512), AfterValidator(passable)]
+BucketUrl = Annotated[str, StringConstraints(pattern=_BUCKET_URL, max_length=2048), AfterValidator(passable)]
+ServerUrl = Annotated[
+    str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048), AfterValidator(passable)
+]
 
 
 class Retention(Section):
@@ -146,10 +151,8 @@ class Redis(Section):
 class ObjectStore(Section):
     """Shared tier in an object store."""
 
-    url: Annotated[str, StringConstraints(pattern=_BUCKET_URL, max_length=2048)] = Field(
-        description="Bucket and prefix, such as s3://bucket/prefix."
-    )
-    endpoint: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)] | None = Field(
+    url: BucketUrl = Field(description="Bucket and prefix, such as s3://bucket/prefix.")
+    endpoint: ServerUrl | None = Field(
         default=None, description="Address of an S3-compatible server. Default: the provider's."
     )
     region: Text | None = Field(default=None, description="Region of the bucket. Default: the server's own.")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
-from kvist_operator.spec.base import Name, Named, Section, Text, rules
+from kvist_operator.spec.base import Name, Named, Section, Text, passable, rules
 
 
 class ModelVolume(Section):
@@ -31,9 +31,8 @@ class LoraAdapter(Section):
         description="Folder or Hugging Face name; on Kubernetes a folder, which begins with . or /, "
         "lies in model.volume."
     )
-    revision: str = Field(
+    revision: Annotated[str, StringConstraints(max_length=256), AfterValidator(passable)] = Field(
         default="",
-        max_length=256,
         description="Part of the keys: change it when the weights change. Default: empty.",
     )
 
