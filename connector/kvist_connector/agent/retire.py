@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -30,18 +30,20 @@ from kvist_connector.agent.selection import (
 )
 from kvist_connector.errors import TierError
 from kvist_connector.names import TAG_LORA
-from kvist_connector.protocol.retired import MAX_RULES, Kind, Retired
+from kvist_connector.protocol.retired import MAX_RULES, Epoch, Kind, Retired
 from kvist_connector.protocol.tiers import Tier
 
 # Seconds that an answer waits for deletions; what is not deleted then is not served either.
 _DELETING = 10.0
+# Epochs are milliseconds of somebody's clock: one far ahead would leave none for those that follow.
+_AHEAD = 366 * 86_400_000
 
 
 class RetireBody(Selector, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Body of retire: one of tag, tokens, keys (one), lora, revision. `epoch`: 0 chooses one."""
 
     revision: str | None = None
-    epoch: int = 0
+    epoch: Epoch = 0
     dry_run: bool = False
 
 
@@ -62,6 +64,7 @@ class Retire:
         self._pins = pins
         self._file = file
         self._turn = asyncio.Lock()
+        self._under_way: set[asyncio.Task[dict[str, Any]]] = set()
 
     @property
     def known(self) -> Retired:
@@ -72,20 +75,40 @@ class Retire:
         """One rule. Raises TierError when it could not be made durable: then nothing has changed."""
         asked = typed(body, RetireBody)
         kind, value = self._rule(asked)
-        async with self._turn:
-            epoch = asked.epoch or max(int(time.time() * 1000), self.known.epoch + 1)
-            wanted = self.known.with_rule(kind, value, epoch)
-            answer = await self._take(wanted, asked.dry_run)
-        return answer | {"rule": {f"{kind}:{value}": epoch}, "dry_run": asked.dry_run}
+        _plausible(asked.epoch, "epoch")
+
+        async def take() -> dict[str, Any]:
+            async with self._turn:
+                epoch = asked.epoch or max(_now(), self.known.epoch + 1)
+                wanted = self.known.with_rule(kind, value, epoch)
+                return await self._take(wanted, asked.dry_run) | {"rule": {f"{kind}:{value}": epoch}}
+
+        return await self._to_the_end(take()) | {"dry_run": asked.dry_run}
 
     async def merge(self, body: dict[str, Any]) -> dict[str, Any]:
         """What others know. Raises TierError."""
         given = typed(body, RetiredBody).retired
         if len(given.rules) > MAX_RULES or any(epoch > given.epoch for epoch in given.rules.values()):
             raise RequestError(f"at most {MAX_RULES} rules, none of a later epoch than `epoch`", "retired")
-        async with self._turn:
-            answer = await self._take(self.known.merge(given), dry_run=False)
-        return answer | {"retired": self.known}
+        _plausible(max(given.epoch, given.floor), "retired")
+
+        async def take() -> dict[str, Any]:
+            async with self._turn:
+                return await self._take(self.known.merge(given), dry_run=False)
+
+        return await self._to_the_end(take()) | {"retired": self.known}
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        """Whatever becomes of the caller: a rule that is being written to its file comes into force."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._done)
+        return await asyncio.shield(task)
+
+    def _done(self, task: asyncio.Task[dict[str, Any]]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # told to the caller, if there still is one
 
     async def _take(self, wanted: Retired, dry_run: bool) -> dict[str, Any]:
         core = self._core
@@ -174,6 +197,17 @@ class Retire:
         if not keys:
             raise RequestError(f"a prefix has at least one chunk of {layout.chunk_tokens} tokens", "tokens")
         return keys[-1].hex()
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+def _plausible(epoch: int, field: str) -> None:
+    if epoch > _now() + _AHEAD:
+        raise RequestError(
+            f"epoch {epoch} is more than a year ahead: epochs are milliseconds since 1970", field
+        )
 
 
 def lora_tag(name: str, revision: str = "") -> str:

@@ -42,7 +42,9 @@ class RetiredFile:
             try:
                 _replace(path, data)
             except OSError as error:
-                raise TierError(f"{path} cannot be written: {error.strerror}; nothing was retired") from error
+                raise TierError(
+                    f"{path} cannot be written: {error.strerror}; the retirement is not in force"
+                ) from error
 
     def _read(self, path: Path) -> Retired:
         try:
@@ -58,11 +60,10 @@ class RetiredFile:
 def _replace(path: Path, data: bytes) -> None:
     temporary = path.with_name(path.name + ".partial")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, data)
+    with open(fd, "wb") as file:
+        file.write(data)
+        file.flush()
         os.fsync(fd)
-    finally:
-        os.close(fd)
     os.replace(temporary, path)
     _sync_folder(path.parent)
 

@@ -12,13 +12,15 @@ may retire too much, never too little.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from kvist_connector.protocol.tags import EVERY_TAG
 
 MAX_RULES: Final = 4096
+# Milliseconds since 1970 for as long as anybody cares, and exact in every JSON reader.
+Epoch = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 Kind = Literal["tag", "prefix", "revision"]
 KINDS: Final[tuple[Kind, ...]] = ("tag", "prefix", "revision")
 
@@ -26,9 +28,9 @@ KINDS: Final[tuple[Kind, ...]] = ("tag", "prefix", "revision")
 class Retired(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`rules`: epoch by "kind:value"; `floor`: what is older is retired altogether."""
 
-    epoch: int = 0
-    floor: int = 0
-    rules: dict[str, int] = {}
+    epoch: Epoch = 0
+    floor: Epoch = 0
+    rules: dict[str, Epoch] = {}
 
     def with_rule(self, kind: Kind, value: str, epoch: int) -> Retired:
         """This and one more rule."""

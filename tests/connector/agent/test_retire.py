@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from kvist_connector.protocol import engine as wire
 from kvist_connector.protocol.retired import MAX_RULES, Retired
 from kvist_connector.protocol.tags import EVERY_TAG, MAX_TAG_BYTES, MAX_TAGS, merge_tags
 from kvist_connector.protocol.tiers import Tier
-from kvist_connector.testing.agent_parts import AgentParts
+from kvist_connector.testing.agent_parts import DEADLINE, AgentParts
 from kvist_connector.testing.agent_parts import keys_of as keys
 from kvist_connector.testing.fake_engine import FakeEngine
 from kvist_connector.tiers.disk import DiskStore
@@ -168,6 +169,37 @@ async def test_dry_run_changes_nothing_and_twice_changes_no_more(world):
     assert (again["chunks"], again["epoch"]) == (0, 7)
 
 
+async def test_a_rule_whose_sender_left_comes_into_force_before_the_next(world, monkeypatch):
+    file = world.harness.parts.controls.retire._file
+    loop, begun, go = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    write = file.write
+
+    def slowly(known):
+        loop.call_soon_threadsafe(begun.set)
+        assert go.wait(DEADLINE)
+        write(known)
+
+    monkeypatch.setattr(file, "write", slowly)
+    left = asyncio.create_task(world.retire.retire({"tag": "a"}))
+    await asyncio.wait_for(begun.wait(), DEADLINE)
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    second = asyncio.create_task(world.retire.retire({"tag": "b"}))
+    go.set()
+    await second
+    assert set(file.read().rules) == set(world.retire.known.rules) == {"tag:a", "tag:b"}
+
+
+@pytest.mark.parametrize("epoch", [-1, 2**53, 2**64 - 1, 2**52])
+async def test_an_epoch_that_is_none_is_refused(world, epoch):
+    with pytest.raises(RequestError):
+        await world.retire.retire({"tag": "a", "epoch": epoch})
+    with pytest.raises(RequestError):
+        await world.retire.merge({"retired": {"epoch": epoch, "floor": 0, "rules": {"tag:a": epoch}}})
+    assert world.retire.known == Retired()
+
+
 async def test_a_store_that_was_under_way_is_not_committed(world):
     await world.retire.retire({"tag": "b", "epoch": 5})
     await world.retire.retire({"tag": "a", "epoch": 9})
@@ -217,7 +249,7 @@ async def test_a_retirement_that_cannot_be_made_durable_is_none(world, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(retired_file, "_replace", full)
-    with pytest.raises(TierError, match="nothing was retired"):
+    with pytest.raises(TierError, match="the retirement is not in force"):
         await world.retire.retire({"tag": "a"})
     assert world.retire.known == Retired()
     assert await world.served(CHAINS[0]) == 3
