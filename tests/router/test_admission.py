@@ -7,11 +7,16 @@ import hashlib
 import json
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
+from prometheus_client import CollectorRegistry
 
 from kvist_connector.errors import ConfigError
 from kvist_connector.settings import validate
+from kvist_router.access.settings import AdmissionSettings, ShareSettings
+from kvist_router.mind.admission.gate import Gate
+from kvist_router.mind.admission.metrics import AdmissionMetrics
 from kvist_router.relay.spent import answer_tokens
 from kvist_router.settings import RouterSettings
 from kvist_router.testing.engine import FakeEngine
@@ -263,3 +268,53 @@ def test_tenants_are_named_once() -> None:
     values = {"replicas": [{"url": "http://x"}], "tenants": [{"name": "a"}, {"name": "a"}]}
     with pytest.raises(ConfigError, match="name 'a' is given twice"):
         validate(RouterSettings, values)
+
+
+async def test_clients_that_leave_in_crowds_leave_nothing_behind(router, until) -> None:
+    crowd = 300
+    async with FakeEngine() as engine, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        engine.first_byte.clear()
+        running = await router(replicas=[{"name": "r", "url": engine.url}], admission={"per_replica": 8})
+        mind = running.mind
+
+        async def ask() -> int:
+            async with http.post(running.url + URL, json=chat()) as answer:
+                return int(answer.status)
+
+        tasks = [asyncio.create_task(ask()) for _ in range(crowd)]
+        await until(lambda: len(mind.in_flight) == 8 and len(mind.gate) == crowd - 8)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await until(lambda: len(mind.in_flight) == 0 and len(mind.gate) == 0)
+        replica = mind.replicas["r"]
+        assert (replica.outstanding_tokens, replica.outstanding_requests, len(replica.pending)) == (0, 0, 0)
+        engine.first_byte.set()
+        assert await asyncio.gather(*(ask() for _ in range(8))) == [200] * 8
+        assert replica.breaker.state == "closed"
+
+
+async def test_a_turn_that_its_owner_does_not_take_is_the_next_ones(until) -> None:
+    metrics = AdmissionMetrics(CollectorRegistry())
+    settings = AdmissionSettings(per_replica=1)
+    gate = Gate(settings, (), ShareSettings(), lambda each: each, metrics, asyncio.get_running_loop().time)
+    assert await gate.enter("first", "", 1) is False
+    second, third = (asyncio.create_task(gate.enter(name, "", 1)) for name in ("second", "third"))
+    await until(lambda: len(gate) == 2)
+    gate.leave("first")
+    second.cancel()  # it was called, and has not gone on
+    assert await asyncio.wait_for(third, 60) is True
+    gate.leave("third")
+    assert await gate.enter("fourth", "", 1) is False
+
+
+async def test_a_fault_between_turn_and_dispatch_keeps_no_place(router, http, monkeypatch) -> None:
+    async with FakeEngine() as engine:
+        running = await router(replicas=[{"url": engine.url}], admission={"per_replica": 1, "seconds": 1})
+        with monkeypatch.context() as patch:
+            patch.setattr(running.mind.records, "add", lambda record: 1 / 0)
+            async with http.post(running.url + URL, json=chat()) as answer:
+                assert answer.status == 500
+        assert len(running.mind.in_flight) == 0
+        async with http.post(running.url + URL, json=chat()) as answer:
+            assert answer.status == 200

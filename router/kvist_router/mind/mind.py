@@ -130,14 +130,27 @@ class LocalMind:
                 self.gate.ask(metadata.tenant)
             question, replicas = await self._question(body, metadata)
             replicas = await self._admit(question, replicas, metadata)
-            decided = self._decide(question, replicas, self._policy, self._shadows)
-            self.gate.shed(question.id, metadata.tenant, decided.chosen.candidate.cost.total)
+            decision = self._send(question, replicas, body, metadata)
         except Refused as refused:
             self.metrics.refusals.labels(refused.refusal.status).inc()
             return refused.refusal
-        decision = self._dispatch(question, decided, body, metadata)
         self.metrics.decision.observe(self._clock() - started)
         return decision
+
+    def _send(
+        self, question: _Question, replicas: list[Replica], body: bytes, metadata: Metadata
+    ) -> Decision:
+        """Choose and dispatch; raises Refused. Whatever happens, a place that is not used is given back."""
+        decision: Decision | None = None
+        try:
+            decided = self._decide(question, replicas, self._policy, self._shadows)
+            self.gate.shed(metadata.tenant, decided.chosen.candidate.cost.total)
+            decision = self._dispatch(question, decided, body, metadata)
+            return decision
+        finally:
+            if decision is None:
+                self.in_flight.end(question.id)
+                self.gate.leave(question.id)
 
     async def explain(self, body: bytes, metadata: Metadata) -> DecisionRecord | Refusal:
         """The record of what `decide` would do now; nothing is sent, counted or kept."""

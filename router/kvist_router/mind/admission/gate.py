@@ -110,14 +110,15 @@ class Gate:
         now = self._clock()
         self._pace += _PACE_WEIGHT * (now - self._left_at - self._pace)
         self._left_at = now
-        self._pay(tenant, tokens, "answer")
+        if tokens:
+            self._metrics.answered(tenant, tokens)
+            self._pay(tenant, tokens)
         self.look()
 
-    def shed(self, request_id: str, tenant: str, ttft: float) -> None:
-        """Let it leave and raise Refused when the predicted TTFT is longer than anybody should wait."""
+    def shed(self, tenant: str, ttft: float) -> None:
+        """Raise Refused when the predicted TTFT is longer than anybody should wait."""
         limit = self._settings.ttft_seconds
         if limit is not None and ttft > limit:
-            self.leave(request_id)
             text = f"a first token would take {ttft:.0f} s, more than {limit:g} s"
             raise self._refused(tenant, "ttft", _overloaded(text, ttft - limit))
 
@@ -168,11 +169,10 @@ class Gate:
 
     def _enter(self, request_id: str, tenant: str, tokens: int) -> None:
         self._under_way[request_id] = tenant
-        self._metrics.request(tenant)
-        self._pay(tenant, tokens, "prompt")
+        self._metrics.request(tenant, tokens)
+        self._pay(tenant, tokens)
 
-    def _pay(self, tenant: str, tokens: int, kind: str) -> None:
-        self._metrics.tokens(tenant, kind, tokens)
+    def _pay(self, tenant: str, tokens: int) -> None:
         bucket = self._state(tenant).tokens
         if bucket is not None:
             bucket.take(tokens, self._clock())

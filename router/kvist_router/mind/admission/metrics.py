@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
+from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -15,12 +15,22 @@ REASONS: Final = ("requests", "tokens", "full", "late", "ttft")
 _SECONDS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
 
 
+class _Series(NamedTuple):
+    """Of one tenant."""
+
+    requests: Counter
+    prompt: Counter
+    answer: Counter
+
+
 class AdmissionMetrics:
     """What was let through, made to wait and refused."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         tenant = names.LABEL_TENANT
         self._named: set[str] = set()
+        # Finding a labelled series costs more than counting in it.
+        self._series: dict[str, _Series] = {}
         self._requests = Counter(
             "kvist_router_tenant_requests_total", "Requests that had their turn.", [tenant], registry=registry
         )
@@ -46,6 +56,7 @@ class AdmissionMetrics:
     def keep(self, named: Collection[str]) -> None:
         """The tenants with series of their own; those of others are dropped."""
         for gone in self._named.difference(named):
+            self._series.pop(gone, None)
             self._requests.remove(gone)
             for kind in KINDS:
                 self._tokens.remove(gone, kind)
@@ -53,17 +64,28 @@ class AdmissionMetrics:
                 self._refused.remove(gone, reason)
         self._named = set(named)
 
-    def request(self, tenant: str) -> None:
-        """One had its turn."""
-        self._requests.labels(self._label(tenant)).inc()
+    def request(self, tenant: str, tokens: int) -> None:
+        """One had its turn, with a prompt of so many tokens."""
+        series = self._of(tenant)
+        series.requests.inc()
+        series.prompt.inc(tokens)
 
-    def tokens(self, tenant: str, kind: str, count: int) -> None:
-        """`kind` is one of KINDS."""
-        self._tokens.labels(self._label(tenant), kind).inc(count)
+    def answered(self, tenant: str, tokens: int) -> None:
+        """One has ended."""
+        self._of(tenant).answer.inc(tokens)
 
     def refused(self, tenant: str, reason: str) -> None:
         """`reason` is one of REASONS."""
         self._refused.labels(self._label(tenant), reason).inc()
+
+    def _of(self, tenant: str) -> _Series:
+        label = self._label(tenant)
+        series = self._series.get(label)
+        if series is None:
+            requests, tokens = self._requests.labels(label), self._tokens
+            series = _Series(requests, *(tokens.labels(label, kind) for kind in KINDS))
+            self._series[label] = series
+        return series
 
     def _label(self, tenant: str) -> str:
         return tenant if tenant in self._named else OTHER
