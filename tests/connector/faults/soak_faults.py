@@ -85,7 +85,9 @@ async def redis_killed(world: World, draw: random.Random) -> Callable[[], Awaita
     return world.redis.start
 
 
-async def redis_full(world: World, draw: random.Random) -> Callable[[], Awaitable[None]]:
+async def redis_full(world: World, draw: random.Random) -> Callable[[], Awaitable[None]] | None:
+    if not world.redis.running:
+        return None  # its being killed is the other fault of this time
     async with Redis(port=world.redis.port) as client:
         await client.config_set("maxmemory", 1)
 
@@ -97,6 +99,8 @@ async def redis_full(world: World, draw: random.Random) -> Callable[[], Awaitabl
 
 
 async def redis_spoiled(world: World, draw: random.Random) -> None:
+    if not world.redis.running:
+        return
     async with Redis(port=world.redis.port) as client:
         names = [name async for name in client.scan_iter("kvist:*")]
         for name in draw.sample(names, min(5, len(names))):

@@ -22,7 +22,7 @@ SOAK_SECONDS = float(os.environ.get("KVIST_SOAK_SECONDS", "180"))
 ENGINES = 2  # of each agent
 LASTS = 15  # requests that end while a fault lasts, and between two
 DEADLINE = 60.0
-ALONE = {"agent killed", "agent stopped"}  # other faults have an agent as victim too
+ALONE = {"agent killed", "agent stopped", "no descriptors"}  # others need the agent that is their victim
 
 
 @asynccontextmanager
@@ -58,7 +58,7 @@ async def faults(world, progress, draw):
                 pair.append(left.pop())
             undo = [await FAULTS[name](world, draw) for name in pair]
             await progress.after(LASTS, f"while {pair} after {told[-4:]}")
-            for end in undo:
+            for end in reversed(undo):
                 if end is not None:
                     await end()
             told += pair
