@@ -183,8 +183,9 @@ class PromptSource:
 def _count(request: Request) -> int:
     """Prompts of a request."""
     prompt = request.fields.get("prompt") if request.path == "completions" else None
-    several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
-    return len(prompt) if several else 1
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        return len(prompt)
+    return 1
 
 
 def _ids(prompts: list[Any]) -> Prompts:
