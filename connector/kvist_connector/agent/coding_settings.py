@@ -9,13 +9,10 @@ from pydantic import Field
 
 from kvist_connector.settings import Settings
 
-_CODECS: Final = (
-    "none: chunks are stored as they are; zstd: byte planes of 16-bit values, losslessly; "
+COMPRESSION: Final = (
+    "none (default): chunks are stored as they are; zstd: byte planes of 16-bit values, losslessly; "
     "auto: zstd while reads were measured to end earlier with it"
 )
-# A local disk gives bytes faster than they are unpacked; a tier behind a network may not.
-DISK_COMPRESSION: Final = f"{_CODECS}; default none"
-SHARED_COMPRESSION: Final = f"{_CODECS}; default auto"
 
 
 class EncryptionSettings(Settings):

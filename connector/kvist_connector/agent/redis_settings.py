@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvist_connector.agent.coding_settings import SHARED_COMPRESSION
+from kvist_connector.agent.coding_settings import COMPRESSION
 from kvist_connector.settings import WITHHELD, Settings
 from kvist_connector.tiers.coding import Compression
 
@@ -94,7 +94,7 @@ class RedisSettings(Settings):
     concurrency: int = Field(
         8, ge=1, le=256, description="chunks read or written at a time, each server; default 8"
     )
-    compression: Compression = Field("auto", description=SHARED_COMPRESSION)
+    compression: Compression = Field("none", description=COMPRESSION)
 
     @model_validator(mode="after")
     def _one_kind(self) -> RedisSettings:

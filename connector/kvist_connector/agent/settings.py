@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from kvist_connector import names
-from kvist_connector.agent.coding_settings import DISK_COMPRESSION, SHARED_COMPRESSION, EncryptionSettings
+from kvist_connector.agent.coding_settings import COMPRESSION, EncryptionSettings
 from kvist_connector.agent.peer_settings import PeerSettings
 from kvist_connector.agent.redis_settings import RedisSettings
 from kvist_connector.quantity import Quantity
@@ -49,7 +49,7 @@ class DiskSettings(Settings):
         "none",
         description="none (default): a power cut may lose chunks, never serves wrong ones; data: sync files",
     )
-    compression: Compression = Field("none", description=DISK_COMPRESSION)
+    compression: Compression = Field("none", description=COMPRESSION)
 
 
 class ObjectStoreSettings(Settings):
@@ -80,7 +80,7 @@ class ObjectStoreSettings(Settings):
         10.0, gt=0, le=3600, description="seconds that a failing object store is left alone; default 10"
     )
     concurrency: int = Field(8, ge=1, le=256, description="chunks read or written at a time; default 8")
-    compression: Compression = Field("auto", description=SHARED_COMPRESSION)
+    compression: Compression = Field("none", description=COMPRESSION)
 
 
 class HttpSettings(Settings):

@@ -56,9 +56,9 @@ class Coding:
         """The tier took `size` bytes."""
         self.gain = self.gain.wrote(size, seconds)
 
-    def was_read(self, size: int, seconds: float) -> None:
-        """The tier gave `size` bytes."""
-        self.gain = self.gain.read(size, seconds)
+    def was_read(self, header: Header, seconds: float) -> None:
+        """A chunk was read and decoded."""
+        self.gain = self.gain.read(header.raw_bytes, seconds, packed=bool(header.codec))
 
     def encode(
         self, plain: Header, parts: Sequence[Buffer], compression: Compression | None = None

@@ -73,7 +73,6 @@ class EnvelopeStore:
         length = await self.inner.get(Read(self.name(fingerprint, key), [memoryview(head), *views]))
         if length is None:
             return None
-        self._coding.was_read(length, self._coding.clock() - start)
         header = _expect(head, length, key)
         if header.fingerprint != fingerprint:
             raise ForeignChunk(f"chunk {key.hex()} has another fingerprint")
@@ -88,6 +87,7 @@ class EnvelopeStore:
             )
         except IntegrityError as error:
             raise type(error)(f"chunk {key.hex()}: {error}") from error
+        self._coding.was_read(header, self._coding.clock() - start)
         return header
 
     async def put_if_absent(

@@ -57,7 +57,7 @@ def coding_arguments(cluster: CacheCluster, *, managed: bool) -> list[str]:
     }
     arguments = []
     for name, tier in tiers.items():
-        if tier is not None and codec is not None:
+        if tier is not None and codec != "none":
             arguments += [f"--{name}.compression", codec]
     if cache.encryption.keys is not None:
         arguments += ["--encryption.keys-file", "$(path.encryption-keys)"]

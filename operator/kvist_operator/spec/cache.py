@@ -188,11 +188,10 @@ class Remote(Section):
 class Compression(Section):
     """Lossless compression of what leaves memory."""
 
-    codec: Literal["none", "auto", "zstd"] | None = Field(
-        default=None,
+    codec: Literal["none", "auto", "zstd"] = Field(
+        default="none",
         description="Of disk, Redis and object store. none: as they are. zstd: byte planes of 16-bit values. "
-        "auto: zstd while a tier's reads were measured to end earlier with it. Default: auto for Redis and "
-        "object store, none for the disk.",
+        "auto: zstd while a tier's reads were measured to end earlier with it. Default: none.",
     )
 
 
@@ -234,7 +233,7 @@ class Cache(Section):
         default_factory=Remote, description="Tiers that all replicas share. Default: none."
     )
     compression: Compression = Field(
-        default_factory=Compression, description="Of lower tiers. Default: shared ones where it is faster."
+        default_factory=Compression, description="Of lower tiers. Default: none."
     )
     encryption: Encryption = Field(default_factory=Encryption, description="Of lower tiers. Default: none.")
     peers: Peers = Field(

@@ -181,8 +181,7 @@ async def test_an_agent_starts_without_its_redis_and_says_so(start):
 
 
 async def test_clear_is_for_every_agent(start, redis):
-    plain = {"redis__urls": redis.url, "redis__compression": "none"}
-    first, second = await start(**plain), await start(**plain)
+    first, second = await start(redis__urls=redis.url), await start(redis__urls=redis.url)
     writer = await stored(first, keys(6))
     reader = await FakeEngine.start(second.socket)
     status, answer = await first.post("/v1/kvist/clear", {"tier": "redis"})
