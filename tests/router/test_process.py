@@ -120,6 +120,24 @@ async def test_the_log_says_each_step_once(tmp_path) -> None:
     assert "uvicorn" not in text.lower()
 
 
+async def test_a_hangup_reads_the_configuration_again_and_changes_the_log(tmp_path) -> None:
+    config, log = tmp_path / "router.yaml", tmp_path / "log"
+    config.write_text("records: 7\n")
+    with log.open("wb") as file:
+        async with (
+            FakeEngine() as engine,
+            process(engine, "--config", str(config), stderr=file) as (child, _),
+        ):
+            config.write_text("log: {format: json}\nrecords: 8\n")
+            child.send_signal(signal.SIGHUP)
+            async with asyncio.timeout(SECONDS):
+                while "restart: records" not in log.read_text():  # noqa: ASYNC110 - another process
+                    await asyncio.sleep(0.02)
+            assert child.returncode is None
+    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    assert "changed: log.format" in lines[0]["message"]
+
+
 async def test_the_drain_has_a_deadline() -> None:
     async with FakeEngine() as engine:
         engine.rest.clear()
