@@ -134,6 +134,9 @@ class LowerTier(ABC):
     def _lost(self, key: bytes) -> None:
         """A read failed though the chunk may still be there."""
 
+    def _undeleted(self, key: bytes) -> None:  # noqa: B027 - only a tier with a limit need know
+        """An object that was to go is, or may be, still there."""
+
     async def fetch(self, key: bytes, into: Sequence[memoryview]) -> Header | None:
         """Fill the buffers; None when the chunk could not be had, or was dropped meanwhile."""
         era = self._era
@@ -219,6 +222,7 @@ class LowerTier(ABC):
             except (TierError, StorageFull) as error:
                 self._failed("write_failed", error)
                 self._catalog.leave_below(self.tier, chunk.key)
+                self._undeleted(chunk.key)  # or it was, and the new one is not written
                 raise TierError(f"{self.tier.label}: {error}") from error
         self._answering.worked()
         # What was dropped, cleared or retired meanwhile does not come back by this.
@@ -281,6 +285,7 @@ class LowerTier(ABC):
             await self._store.delete(fingerprint, key)
         except TierError as error:
             self._failed("delete_failed", error)
+            self._undeleted(key)
 
     def _failed(self, cause: str, error: Exception) -> None:
         if isinstance(error, LateAnswerError):

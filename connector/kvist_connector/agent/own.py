@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 from kvist_connector.agent.busy import Busy
 from kvist_connector.agent.catalog import Catalog, Chunk
@@ -11,6 +12,9 @@ from kvist_connector.agent.lower import LowerTier, Presence
 from kvist_connector.errors import IntegrityError, StorageFull
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.tiers.envelope import EnvelopeStore, Header
+
+# A few files that cannot be deleted hinder nothing; from so many on no chunk is given up for them.
+_MOST_STUCK: Final = 8
 
 
 class OwnTier(LowerTier):
@@ -28,6 +32,7 @@ class OwnTier(LowerTier):
         super().__init__(tier, store, catalog, busy, clock)
         self._limit = limit
         self._foreign: dict[bytes, tuple[int, Header]] = {}  # other fingerprints: never served, first to go
+        self._stuck: dict[bytes, None] = {}  # their deletion failed: never served, tried again for room
 
     @property
     def room(self) -> int:
@@ -87,7 +92,13 @@ class OwnTier(LowerTier):
         # A failing disk may work again, and nobody else has the file.
         pass
 
+    def _undeleted(self, key: bytes) -> None:
+        self._stuck[key] = None
+
     async def _write(self, chunk: Chunk, parts: Sequence[memoryview], fingerprint: bytes) -> bool:
+        if chunk.key in self._stuck and not await self._gone(chunk.key):
+            # It may be there because it was spoiled, so it does not count as stored.
+            raise StorageFull(f"an older copy of chunk {chunk.key.hex()} cannot be deleted")
         size = self._store.stored_at_most(sum(part.nbytes for part in parts))
         with self._kept(chunk.parent):
             await self._make_room(size)
@@ -124,22 +135,39 @@ class OwnTier(LowerTier):
                 raise StorageFull(f"the limit of {self._limit} bytes is reached and nothing may go")
 
     async def _evict_one(self) -> bool:
+        """Delete something; false when nothing may go, StorageFull when nothing can be deleted now."""
         if self._deleting:
             await self.settled()
             return True
+        if self._stuck and await self._gone(next(iter(self._stuck))):
+            return True
+        if len(self._stuck) >= _MOST_STUCK:
+            raise StorageFull(f"{len(self._stuck)} chunks were to make room and cannot be deleted")
+        key = self._next_to_go()
+        if key is None:
+            return False
+        if not await self._gone(key):
+            raise StorageFull(f"chunk {key.hex()} was to make room and cannot be deleted")
+        self.counts["evicted"] += 1
+        return True
+
+    def _next_to_go(self) -> bytes | None:
         if self._foreign:
             key = next(iter(self._foreign))
             del self._foreign[key]
-        else:
-            victim = self._catalog.victim(self.tier)
-            if victim is None:
-                return False
-            key = victim.key
-            self._catalog.leave_below(self.tier, key)
-        self.counts["evicted"] += 1
+            return key
+        victim = self._catalog.victim(self.tier)
+        if victim is None:
+            return None
+        self._catalog.leave_below(self.tier, victim.key)
+        return victim.key
+
+    async def _gone(self, key: bytes) -> bool:
+        """Delete it; whether that worked."""
+        self._stuck.pop(key, None)
         self._delete_soon(key, self._fingerprint)
         await self.settled()
-        return True
+        return key not in self._stuck
 
     def _hide(self, key: bytes) -> None:
         chunk = self._catalog.get(key)

@@ -15,6 +15,7 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -25,6 +26,13 @@ _SUFFIX = ".kvist"
 _PARTIAL = ".partial"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _File:
+    """One file as it was written or found; the next under its name is another one."""
+
+    size: int
 
 
 class DiskStore(ChunkStore):
@@ -38,7 +46,7 @@ class DiskStore(ChunkStore):
         self._fsync = fsync == "data"
         self._threads = threads
         self._lock = lock
-        self._sizes: dict[bytes, int] = {}
+        self._files: dict[bytes, _File] = {}
         self._coming: dict[bytes, int] = {}  # sizes of writes in flight: they count against the limit
         self._used = 0
 
@@ -50,8 +58,8 @@ class DiskStore(ChunkStore):
         loop = asyncio.get_running_loop()
         lock = await loop.run_in_executor(threads, _take, root)
         store = cls(root, limit, fsync, threads, lock)
-        store._sizes = await loop.run_in_executor(threads, _scan, root)
-        store._used = sum(store._sizes.values())
+        store._files = await loop.run_in_executor(threads, _scan, root)
+        store._used = sum(file.size for file in store._files.values())
         return store
 
     @property
@@ -61,11 +69,16 @@ class DiskStore(ChunkStore):
 
     async def get(self, read: Read) -> int | None:
         """See ChunkStore."""
-        return await self._run(lambda: _read(self._path(read.key), read.into))
+        file = self._files.get(read.key)
+        size = await self._run(lambda: _read(self._path(read.key), read.into))
+        # Somebody else removed it. A file that came meanwhile is another one.
+        if size is None and file is not None and self._files.get(read.key) is file:
+            self._forget(read.key)
+        return size
 
     async def put_if_absent(self, key: bytes, parts: Sequence[Buffer]) -> bool:
         """See ChunkStore; raises StorageFull above the limit or when the disk is full."""
-        if key in self._sizes or key in self._coming:
+        if key in self._files or key in self._coming:
             return False
         size = total_bytes(parts)
         if self._used + size > self._limit:
@@ -79,22 +92,22 @@ class DiskStore(ChunkStore):
             raise
         finally:
             del self._coming[key]
-        self._sizes[key] = size
+        self._files[key] = _File(size)
         return True
 
     async def delete(self, key: bytes) -> bool:
         """See ChunkStore."""
-        if key not in self._sizes:
+        if key not in self._files:
             return False
         await self._run(lambda: self._path(key).unlink(missing_ok=True))
-        self._used -= self._sizes.pop(key, 0)
+        self._forget(key)
         return True
 
     async def items(self, prefix: bytes = b"") -> AsyncIterator[Item]:
         """See ChunkStore."""
-        for key, size in list(self._sizes.items()):
+        for key, file in list(self._files.items()):
             if key.startswith(prefix):
-                yield Item(key, size)
+                yield Item(key, file.size)
 
     async def capacity(self) -> Capacity:
         """See ChunkStore."""
@@ -105,6 +118,11 @@ class DiskStore(ChunkStore):
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+    def _forget(self, key: bytes) -> None:
+        file = self._files.pop(key, None)
+        if file is not None:
+            self._used -= file.size
 
     def _path(self, key: bytes) -> Path:
         name = key.hex()
@@ -139,16 +157,16 @@ def _take(root: Path) -> int:
     return lock
 
 
-def _scan(root: Path) -> dict[bytes, int]:
-    sizes = {}
+def _scan(root: Path) -> dict[bytes, _File]:
+    files = {}
     for path in root.glob("??/*"):
         if path.name.endswith(_PARTIAL):
             path.unlink(missing_ok=True)
         elif path.name.endswith(_SUFFIX):
             key = _key_of(path)
             if key is not None:
-                sizes[key] = path.stat().st_size
-    return sizes
+                files[key] = _File(path.stat().st_size)
+    return files
 
 
 def _key_of(path: Path) -> bytes | None:

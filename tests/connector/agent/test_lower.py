@@ -1,5 +1,7 @@
 """A lower tier shared by models over time: foreign chunks are never served and are the first to go."""
 
+import errno
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -113,3 +115,72 @@ async def test_dropping_all_and_storing_again_at_once_keeps_the_new_file(tier):
     await lower.settled()
     assert await fetch(lower, 1) == bytes([1]) * BODY
     assert catalog.keys(Tier.DISK) == [key(1)]
+
+
+def deny_deletion(monkeypatch):
+    def denied(*arguments, **options):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "unlink", denied)
+
+
+async def test_a_full_tier_that_cannot_delete_keeps_its_chunks_and_works_again_afterwards(tier, monkeypatch):
+    lower, catalog = await tier(OLD, limit=20 * STORED)
+    for number in range(1, 21):
+        assert await put(lower, number)
+    with monkeypatch.context() as patch:
+        deny_deletion(patch)
+        for number in range(101, 131):
+            assert not await put(lower, number)
+    assert len(catalog) >= 12
+    for number in range(131, 151):
+        assert await put(lower, number)
+    assert len(catalog) == 20
+    lower, catalog = await tier(OLD, limit=20 * STORED)
+    assert len(catalog) == 20
+
+
+async def test_one_file_that_cannot_be_deleted_hinders_no_eviction(tier, monkeypatch):
+    lower, catalog = await tier(OLD)
+    for number in (1, 2, 3):
+        assert await put(lower, number)
+    real = os.unlink
+
+    def denied(path, **options):
+        if key(1).hex() in str(path):
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        real(path, **options)
+
+    monkeypatch.setattr(os, "unlink", denied)
+    stored = [await put(lower, number) for number in range(11, 16)]
+    assert stored == [False, True, True, True, True]
+    assert len(catalog) == 2
+
+
+async def test_a_spoiled_file_that_cannot_be_deleted_is_not_taken_for_the_chunk(tier, tmp_path, monkeypatch):
+    lower, _ = await tier(OLD)
+    await put(lower, 1)
+    path = next(tmp_path.glob("??/*.kvist"))
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with monkeypatch.context() as patch:
+        deny_deletion(patch)
+        assert await lower.fetch(key(1), [memoryview(bytearray(BODY))]) is None
+        await lower.settled()
+        assert not await put(lower, 1)
+    assert await put(lower, 1)
+    assert await fetch(lower, 1) == bytes([1]) * BODY
+
+
+async def test_files_that_somebody_removed_are_stored_again_and_take_no_room(tier, tmp_path):
+    lower, catalog = await tier(OLD)
+    for number in (1, 2, 3):
+        assert await put(lower, number)
+    for path in tmp_path.glob("??/*.kvist"):
+        path.unlink()
+    for number in (1, 2, 3):
+        assert await lower.fetch(key(number), [memoryview(bytearray(BODY))]) is None
+    assert len(catalog) == 0
+    for number in (1, 11, 12):
+        assert await put(lower, number)
+    assert lower.counts["evicted"] == 0
+    assert await fetch(lower, 1) == bytes([1]) * BODY
