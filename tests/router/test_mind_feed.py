@@ -8,13 +8,16 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvist_connector.keys import chunk_keys, root_key, tail_keys
+from kvist_connector.planner import PrefillModel
 from kvist_connector.protocol.engine import EngineLoad, RequestRecord
 from kvist_connector.protocol.feed import FEED_VERSION, Opening, TierSpeed
 from kvist_connector.protocol.tiers import Tier
 from kvist_router.app import Running
+from kvist_router.mind.cost import Speeds
 from kvist_router.mind.interface import Decision, Metadata, Report
 from kvist_router.testing.engine import FakeEngine
 from kvist_router.testing.feed import FakeAgent
@@ -431,3 +434,76 @@ async def test_what_one_replica_wrote_to_redis_is_predicted_for_all_that_read_it
     writer.end()
     del writer.snapshot[Tier.REDIS]  # the agent starts anew and knows of nothing
     await until(lambda: not started.mind.shared)
+
+
+SOUND = EngineLoad(prefill_seconds_per_token=1e-3)
+SPEED = TierSpeed(tier=Tier.DISK, latency_seconds=0.001, bytes_per_second=1e9)
+WRONG_LOADS = [
+    (msgspec.structs.replace(SOUND, **{name: value}), SPEED, name)
+    for name in ("prefill_seconds_per_token", "prefill_seconds_per_token2")
+    for value in (float("inf"), float("nan"), -1.0, 1e300)
+] + [
+    (msgspec.structs.replace(SOUND, kv_tokens_total=-1), SPEED, "kv_tokens_total"),
+    (msgspec.structs.replace(SOUND, waiting_prefill_tokens=2**62), SPEED, "waiting_prefill_tokens"),
+    (SOUND, msgspec.structs.replace(SPEED, latency_seconds=float("-inf")), "latency of tier 2"),
+    (SOUND, msgspec.structs.replace(SPEED, bytes_per_second=float("nan")), "speed of tier 2"),
+]
+
+
+@pytest.mark.parametrize(("load", "speed", "named"), WRONG_LOADS)
+async def test_a_load_that_cannot_be_ends_its_feed_and_fails_no_request(
+    cluster, until, caplog, load, speed, named
+) -> None:
+    wrong, good = FakeAgent(opening()), FakeAgent(opening())
+    started = await cluster(wrong, good)
+    wrong.speeds = (speed,)
+    wrong.load(load)
+    replica = started.mind.replicas["r0"]
+    await until(lambda: replica.feed_breaks > 0)
+    assert isinstance(await started.decide(), Decision)
+    assert any(f"feed of r0: {named} is" in line for line in caplog.messages)
+    await until(lambda: replica.feed_live and replica.mirror.complete)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"group": 2**32}, {"group": -1}, {"chunk_tokens": 2**62}, {"block_tokens": 2**62}, {"chunk_tokens": -1}],
+)
+async def test_an_opening_that_cannot_be_is_refused_by_its_figure(cluster, until, wrong) -> None:
+    agent, good = FakeAgent(opening()), FakeAgent(opening())
+    started = await cluster(agent, good)
+    agent.opening = msgspec.structs.replace(agent.opening, **wrong)
+    agent.end()
+    replica, right = started.mind.replicas["r0"], opening()
+    await until(lambda: next(iter(wrong)) in replica.feed_problem)
+    assert isinstance(await started.decide(), Decision)
+    assert not replica.feed_live
+    agent.opening = right
+    await until(lambda: replica.feed_live and replica.mirror.complete)
+
+
+async def test_a_record_that_cannot_be_ends_its_feed(cluster, until) -> None:
+    agent = FakeAgent(opening())
+    started = await cluster(agent)
+    agent.record(
+        RequestRecord(
+            request="x", prompt_tokens=-5, last_chunk_key=b"", hit_tokens={}, arrived=0.0,
+            lookup_seconds=0.0, wait_seconds=0.0, load_seconds=0.0, prefill_seconds=0.0,
+        )
+    )  # fmt: skip
+    replica = started.mind.replicas["r0"]
+    await until(lambda: replica.feed_breaks > 0 and replica.feed_live and replica.mirror.complete)
+    assert isinstance(await started.decide(), Decision)
+
+
+@pytest.mark.parametrize("linear", [float("nan"), float("inf"), 1e308])
+async def test_a_replica_that_cannot_be_priced_fails_no_request(cluster, caplog, linear: float) -> None:
+    """Whatever the reason: here its figures are set behind the checks of the feed."""
+    started = await cluster(FakeAgent(opening()), FakeAgent(opening()))
+    broken = started.mind.replicas["r0"]
+    broken.speeds = Speeds(prefill=PrefillModel(linear, linear))
+    for _ in range(3):
+        assert isinstance(await started.decide(), Decision)
+    said = [line for line in caplog.messages if "priced as if nothing were known" in line]
+    assert len(said) == 1
+    assert said[0].startswith("r0 ")

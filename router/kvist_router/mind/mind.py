@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
+import struct
 import time
 from collections.abc import Callable, Iterator
 from os import urandom
@@ -30,7 +32,7 @@ from kvist_router.mind.models import ServedModel
 from kvist_router.mind.outcome import Outcomes
 from kvist_router.mind.policies import policy as policy_of
 from kvist_router.mind.potential import Potential
-from kvist_router.mind.pricing import candidate
+from kvist_router.mind.pricing import candidate, unknown
 from kvist_router.mind.prompts import Prompts, PromptSource
 from kvist_router.mind.records import Considered, DecisionRecord, Records
 from kvist_router.mind.replica import Chain, Identity, Replica
@@ -290,11 +292,19 @@ class LocalMind:
         name = question.request.model or question.model.name
         for replica in replicas:
             identity = replica.identity(name)
-            prompts = keyed.get(identity)
-            if prompts is None:
-                prompts = keyed[identity] = self._keyed(question, identity)
-            found = candidate(replica, prompts.chains, question.tokens, self._memo, now, feeds)
-            yield _Considered(replica, found, prompts.keys)
+            try:
+                prompts = keyed.get(identity)
+                if prompts is None:
+                    prompts = keyed[identity] = self._keyed(question, identity)
+                found = candidate(replica, prompts.chains, question.tokens, self._memo, now, feeds)
+                if not math.isfinite(found.cost.total + delays(found)):
+                    raise ArithmeticError("its predicted cost is not a finite number")
+            except (ArithmeticError, ValueError, struct.error) as error:
+                # What one feed said must not fail all requests: it is priced as if it had said nothing.
+                replica.unpriced(error)
+                yield _Considered(replica, unknown(replica, question.tokens), [])
+            else:
+                yield _Considered(replica, found, prompts.keys)
 
     def _keyed(self, question: _Question, identity: Identity) -> _Keyed:
         root = self._root(identity, question.model.name if question.model.adapter else "", question.salt)

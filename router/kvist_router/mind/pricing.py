@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvist_router.mind.choice import Candidate
-from kvist_router.mind.cost import Cost, prompt_cost, taken_tokens
+from kvist_router.mind.cost import PRIOR_PREFILL, Cost, prompt_cost, taken_tokens
 from kvist_router.mind.replica import Busy, Chain, Replica
 from kvist_router.tokens.keys import KeyMemo
 
@@ -36,6 +36,13 @@ def candidate(
         busy.decoding,
         taken * busy.space_rate if cost.space else 0.0,
     )
+
+
+def unknown(replica: Replica, tokens: int) -> Candidate:
+    """A replica whose own figures cannot be calculated with: nothing is reused, at the prior speed."""
+    recompute = PRIOR_PREFILL.seconds(0, tokens)
+    cost = Cost(0.0, 0.0, 0.0, recompute, 0)
+    return Candidate(replica.name, cost, replica.outstanding_tokens, replica.outstanding_requests)
 
 
 def _together(

@@ -9,6 +9,7 @@ does for an engine without agent.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from kvist_connector.protocol import feed
 from kvist_connector.protocol.engine import EngineLoad, RequestRecord
 from kvist_connector.protocol.tiers import Tier
 from kvist_router.errors import FeedError
+from kvist_router.mind import feed_limits
 from kvist_router.mind.breaker import Breaker
 from kvist_router.mind.cost import PRIOR_CHUNK_BYTES, PRIOR_PRICES, Match, Speeds, corrected
 from kvist_router.mind.mirror import NO_HIT, ApproximateIndex, Hit, Mirror
@@ -34,6 +36,7 @@ BLOCK_TOKENS = 16  # of an engine that did not say
 PENDING_KEYS = 65_536
 HELD_WEIGHT = 0.1
 LOAD_SECONDS = 3.0  # a load report older than this is not used
+_log = logging.getLogger(__name__)
 _KNOWN_TIERS = frozenset(int(tier) for tier in Tier)
 
 
@@ -107,6 +110,7 @@ class Replica:
         self._stale_seconds = index.stale_seconds
         self._feed_lost = float("-inf")
         self._load_at = float("-inf")
+        self._price_problem = ""
 
     @property
     def draining(self) -> bool:
@@ -238,6 +242,7 @@ class Replica:
 
     def apply(self, message: feed.FeedMessage, now: float) -> RequestRecord | None:
         """Take one message of the feed; returns the record it carries. Raises FeedError."""
+        feed_limits.check(message)
         if isinstance(message, feed.Opening):
             if self.feed_live:
                 raise FeedError("a new epoch began")
@@ -271,6 +276,12 @@ class Replica:
             self.feed_breaks += 1
         self.feed_problem = problem
 
+    def unpriced(self, error: Exception) -> None:
+        """Its cost cannot be calculated from what is known of it; said once per cause."""
+        if str(error) != self._price_problem:
+            self._price_problem = str(error)
+            _log.warning("%s is priced as if nothing were known of it: %s", self.name, error)
+
     def unreachable(self, problem: str) -> None:
         """A connection to the engine was refused or reset: no request until a check passes."""
         self.healthy, self.problem = False, problem
@@ -291,13 +302,13 @@ class Replica:
         self.engine_connected = message.engine_connected
         if message.load.prefill_seconds_per_token > 0:
             self.measured = PrefillModel(
-                message.load.prefill_seconds_per_token, max(0.0, message.load.prefill_seconds_per_token2)
+                message.load.prefill_seconds_per_token, message.load.prefill_seconds_per_token2
             )
         self.mirror.tiers_answer(message.speeds)
         prices = dict(PRIOR_PRICES)
         for speed in message.speeds:
             if speed.tier in _KNOWN_TIERS and speed.bytes_per_second > 0:
-                prices[speed.tier] = TierPrice(max(0.0, speed.latency_seconds), speed.bytes_per_second)
+                prices[speed.tier] = TierPrice(speed.latency_seconds, speed.bytes_per_second)
         self.speeds = Speeds(
             self.measured or self.speeds.prefill,
             prices,
