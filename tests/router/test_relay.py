@@ -105,6 +105,9 @@ async def test_pieces_of_a_stream_pass_as_they_come(router, http) -> None:
         (b'{"model":"m","messages":[{}],"vllm_xargs":{"a":1,"a":2}}', "duplicate_key", "a"),
         (b'{"model":"m","messages":[{}],"kvist":{"tags":"x"}}', None, "kvist.tags"),
         (b'{"model":"m","messages":[{}],"kvist":{"other":1}}', None, "kvist"),
+        (rb'{"model":"m","messages":[{}],"cache_salt":"\ud800"}', None, "cache_salt"),
+        (rb'{"model":"m","messages":[{}],"cache_salt":"a\udfff\ud800"}', None, "cache_salt"),
+        (rb'{"model":"m","messages":[{}],"kvist":{"tags":["\ud800"]}}', None, "kvist.tags"),
     ],
 )
 async def test_bad_bodies_are_refused_in_openai_form(router, http, body, code, param) -> None:
@@ -115,6 +118,35 @@ async def test_bad_bodies_are_refused_in_openai_form(router, http, body, code, p
             error = await error_of(answer)
             assert (error["code"], error["param"]) == (code, param)
         assert engine.received == []
+
+
+HALF = rb'"\ud800"'  # of a surrogate pair, which no UTF-8 text can hold
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", b'{"messages":[{"role":"user","content":%s}]}'),
+        ("chat/completions", b'{"messages":[{"role":%s,"content":"a"}],"user":"a"}'),
+        ("chat/completions", b'{"messages":[{"role":"user","content":"a"}],"chat_template":%s}'),
+        ("chat/completions", b'{"messages":[{"role":"user","content":"a"}],"tools":[%s],"stop":"a"}'),
+        ("chat/completions", b'{"messages":[{"role":"user","content":"a"}],%s:1}'),
+        ("chat/completions", b'{"messages":[{"role":"user","content":[{"type":"text","text":%s}]}]}'),
+        ("completions", b'{"prompt":%s}'),
+        ("completions", b'{"prompt":["a",%s]}'),
+        ("responses", b'{"input":%s}'),
+        ("responses", b'{"input":"a","previous_response_id":%s}'),
+        ("responses", b'{"input":"a","instructions":%s}'),
+        ("embeddings", b'{"input":[%s]}'),
+    ],
+)
+async def test_half_of_a_surrogate_pair_is_the_engines_to_judge(router, http, path: str, body: bytes) -> None:
+    async with FakeEngine() as engine:
+        running = await router(replicas=replicas(engine))
+        sent = body % HALF
+        async with http.post(f"{running.url}/v1/{path}", data=sent) as answer:
+            assert answer.status == 200, await answer.text()
+        assert engine.received[-1].body == sent
 
 
 async def test_unknown_model_is_404_and_names_the_served_ones(router, http) -> None:

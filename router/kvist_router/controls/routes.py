@@ -86,9 +86,12 @@ class ClusterControls:
     def _chosen(self, wanted: object) -> list[Replica]:
         if wanted is None:
             return list(self.replicas.values())
-        if not isinstance(wanted, list) or not all(name in self.replicas for name in wanted):
+        listed = wanted if isinstance(wanted, list) else [None]
+        found = [self.replicas.get(name) if isinstance(name, str) else None for name in listed]
+        chosen = [replica for replica in found if replica is not None]
+        if len(chosen) != len(found):
             raise wrong(f"replicas must be a list of {', '.join(sorted(self.replicas))}", "replicas")
-        return [self.replicas[name] for name in wanted]
+        return chosen
 
 
 def add_controls(app: FastAPI, controls: ClusterControls, guard: Guard) -> None:

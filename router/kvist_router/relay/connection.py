@@ -176,6 +176,8 @@ class Connection(asyncio.Protocol):
             raise _BadAnswerError(f"headers over {MAX_HEAD_BYTES} bytes")
         if self.status == 101:
             raise _BadAnswerError("a change of protocol that nobody asked for")
+        if not 100 <= self.status < 600:  # no class of HTTP, so nobody could pass it on
+            raise _BadAnswerError(f"status {self.status:03}")
         if self.status < 200:
             self.headers = []
         else:

@@ -6,7 +6,8 @@ The engine validates the rest; only what routing and the closed list of edits ne
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+import re
+from typing import Any, Final, NoReturn, TypeGuard
 
 import msgspec
 
@@ -15,6 +16,7 @@ from kvist_router.mind.interface import Path, Refusal
 
 MAX_PROMPTS = 256  # prompts of one completions body that are looked at; the others count as cold
 _TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 MAX_TAGS, MAX_TAG_LENGTH = 16, 128
 
 
@@ -49,8 +51,8 @@ def parse(body: bytes, path: Path) -> Request:
     _check_prompt(fields, path)
     _check_transfers(fields)
     salt = fields.get("cache_salt")
-    if salt is not None and not isinstance(salt, str):
-        _refuse("cache_salt must be a string", "cache_salt")
+    if salt is not None and not _is_text(salt):
+        _refuse("cache_salt must be a string of whole characters", "cache_salt")
     copies, before = fields.get("n"), fields.get("previous_response_id")
     return Request(
         path=path,
@@ -60,7 +62,7 @@ def parse(body: bytes, path: Path) -> Request:
         salt=salt or "",
         tags=_tags(fields),
         copies=copies if type(copies) is int and copies > 0 else 1,
-        response=before if path == "responses" and isinstance(before, str) else "",
+        response=before if path == "responses" and _is_text(before) else "",
     )
 
 
@@ -175,11 +177,16 @@ def _tags(fields: dict[str, Any]) -> tuple[str, ...] | None:
         _refuse("kvist must be an object with the one field tags", "kvist")
     tags = given.get("tags", [])
     valid = isinstance(tags, list) and len(tags) <= MAX_TAGS
-    if not valid or not all(isinstance(tag, str) and 0 < len(tag) <= MAX_TAG_LENGTH for tag in tags):
+    if not valid or not all(_is_text(tag) and 0 < len(tag) <= MAX_TAG_LENGTH for tag in tags):
         _refuse(
             f"kvist.tags must be at most {MAX_TAGS} strings of 1..{MAX_TAG_LENGTH} characters", "kvist.tags"
         )
     return tuple(tags)
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    """Whether it is a string that has bytes: JSON can spell half of a surrogate pair, UTF-8 cannot."""
+    return isinstance(value, str) and (value.isascii() or not _SURROGATE.search(value))
 
 
 def _refuse(message: str, param: str | None, code: str | None = None) -> NoReturn:
