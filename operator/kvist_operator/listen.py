@@ -16,7 +16,8 @@ async def listening_on(
     app: web.Application, host: str, port: int, setting: str, remedy: str, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[int]:
     """The port it listens on; raises ConfigError, naming the setting of the port, when it cannot."""
-    runner = web.AppRunner(app, access_log=None)
+    # Nothing is unpacked here: clients of the operator's ports pack nothing, and are not known yet.
+    runner = web.AppRunner(app, access_log=None, auto_decompress=False)
     await runner.setup()
     try:
         try:

@@ -37,7 +37,8 @@ class Access:
         """What the Authorization header allows; None: nothing."""
         if self.admin is None:
             return Scope.ADMIN
-        given = authorization.encode()
+        # Header bytes that are no UTF-8 come as lone surrogates; they are part of no token.
+        given = authorization.encode(errors="surrogateescape")
         is_admin = hmac.compare_digest(given, b"Bearer " + self.admin().encode())
         is_reader = self.read is not None and hmac.compare_digest(given, b"Bearer " + self.read().encode())
         return Scope.ADMIN if is_admin else Scope.READ if is_reader else None

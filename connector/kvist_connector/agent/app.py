@@ -101,7 +101,10 @@ def _token(setting: str, path: Path | None) -> TokenFile | None:
 
 
 def _runner(application: web.Application) -> web.AppRunner:
-    return web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    # Nothing is unpacked that came from who may have no token; our own clients pack nothing.
+    return web.AppRunner(
+        application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0, auto_decompress=False
+    )
 
 
 async def _listen(runner: web.AppRunner, section: str, host: str, port: int) -> int:

@@ -197,9 +197,14 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
+    packed = request.headers.get("Content-Encoding", "identity")
+    if packed.lower() != "identity":
+        raise RequestError(
+            f"{packed[:40]!r} is not unpacked here: send the body as it is", "Content-Encoding"
+        )
     try:
         decoded = msgspec.json.decode(await request.read() or b"{}")
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, web.RequestPayloadError) as error:
         raise RequestError(f"the body is not JSON: {error}", None) from error
     except RecursionError as error:
         raise RequestError("the body is nested too deeply", None) from error

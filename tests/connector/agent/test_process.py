@@ -1,6 +1,7 @@
 """A real agent process, driven through its socket and its HTTP API."""
 
 import asyncio
+import gzip
 import os
 import signal
 import sys
@@ -622,3 +623,44 @@ async def test_a_body_nested_without_end_is_refused(start, body):
     ):
         assert response.status == 400
         assert (await response.json())["error"]["message"] == "the body is nested too deeply"
+
+
+async def raw(url: str, request: bytes) -> bytes:
+    """What is answered to these bytes, until the connection ends."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    writer.write(request)
+    async with asyncio.timeout(DEADLINE):
+        answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+def question(header: bytes, body: bytes) -> bytes:
+    length = b"content-length: %d\r\nconnection: close\r\n" % len(body)
+    return b"POST /v1/kvist/lookup HTTP/1.1\r\nhost: a\r\n" + header + length + b"\r\n" + body
+
+
+async def test_headers_and_bodies_of_strangers_are_refused_without_a_trace(start, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("a-token-of-some-length")
+    agent = await start(http__token_file=token)
+    known = b"authorization: Bearer a-token-of-some-length\r\n"
+    packed = b"content-encoding: gzip\r\n"
+    bomb = gzip.compress(bytes(10_000_000))
+    for header, body, status in (
+        (b"authorization: Bearer \xff\r\n", b"{}", 401),
+        (b"authorization: \xff\xfe\r\n", b"{}", 401),
+        (packed, b"no gzip", 401),
+        (packed, bomb, 401),
+        (known + packed, b"no gzip", 400),
+        (known + packed, gzip.compress(b"{}")[:-4], 400),
+        (known + packed, bomb, 400),
+        (known, b"\xff", 400),
+        (known, b'{"all":"\xff"}', 400),
+    ):
+        answer = await raw(agent.url, question(header, body))
+        assert answer.startswith(b"HTTP/1.1 %d " % status), answer
+    stderr = agent._process.stderr
+    assert await agent.terminate() == 0
+    assert b"Traceback" not in await stderr.read()

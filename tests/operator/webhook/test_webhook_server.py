@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gzip
 import io
 import json
 import ssl
@@ -41,13 +42,13 @@ class Webhook:
         found = certificates.write(material)
         self.tls.load(found["tls.crt"], found["tls.key"])
 
-    async def post(self, material: Material, body: bytes) -> tuple[int, Any]:
+    async def post(self, material: Material, body: bytes, **headers: str) -> tuple[int, Any]:
         """As an API server that trusts the authorities of `material`."""
         trust = ssl.create_default_context(cadata=certificates.bundle(material.authorities).decode())
         url = f"https://localhost:{self.port}{PATH_VALIDATE}"
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(30), trust_env=False) as session,
-            session.post(url, data=io.BytesIO(body), ssl=trust) as answer,
+            session.post(url, data=io.BytesIO(body), ssl=trust, headers=headers) as answer,
         ):
             said = await answer.read()
             return answer.status, await answer.json() if answer.status == 200 else said.decode()
@@ -131,3 +132,11 @@ async def test_a_port_that_is_taken_is_said(webhook: Webhook) -> None:
     with pytest.raises(ConfigError, match=r"webhook\.port: cannot listen"):
         async with listening("localhost", webhook.port, CONTEXT, Tls()):
             pass
+
+
+async def test_a_body_that_says_it_is_packed_is_refused_whatever_it_is(webhook: Webhook) -> None:
+    material = made()
+    webhook.serve(material)
+    for body in (b"no gzip", gzip.compress(request())):
+        status, said = await webhook.post(material, body, **{"Content-Encoding": "gzip"})
+        assert status == 400, said
