@@ -49,6 +49,28 @@ def test_an_unknown_command_is_bad_input() -> None:
     assert CliRunner().invoke(app, ["upp"]).exit_code == 2
 
 
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+from kvist_cli.__main__ import main
+sys.argv = ["kvist", "--version"]
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["kvist_cli.app", "typer", "pydantic"])
+def test_an_interrupt_while_it_is_imported_ends_it_without_a_trace(module: str) -> None:
+    code = INTERRUPTED_IMPORT.replace("sys.argv[1]", repr(module))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
+
+
 def test_help_needs_neither_torch_nor_vllm_nor_kubernetes() -> None:
     heavy = "('torch', 'vllm', 'transformers', 'huggingface_hub', 'kopf', 'kubernetes')"
     code = f"import sys, kvist_cli.app; print([m for m in {heavy} if m in sys.modules])"
