@@ -114,7 +114,7 @@ def test_every_router_serves_all_and_repeats_by_its_seed(name: str) -> None:
 
 def test_under_pressure_prefixes_stay_where_they_are_and_others_do_not_wait_for_it() -> None:
     """More prompts than the engines can hold at once, as many as they can serve: spreading one costs all."""
-    trace, found = prompts(0, 18.0, 60.0), {}
+    trace, found = prompts(0, 27.0, 60.0), {}
     for name in ("kvist", "llm-d precise", "round robin"):
         cluster = engines(EngineSpec(400))
         found[name] = simulate(trace, cluster, routing.ROUTERS[name](cluster, 0))
