@@ -8,6 +8,7 @@ from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing import services
 from kvist_connector.testing.agent_process import AgentProcess, launch
 from kvist_connector.testing.fake_engine import FakeEngine, layout, prompt_keys
+from kvist_connector.testing.redis_groups import ClusterMember, join
 
 DEADLINE = 60.0
 pytestmark = [
@@ -85,6 +86,34 @@ async def test_what_one_agent_stored_the_other_loads_bit_equal(start, redis):
     _, text = await second.get("/metrics")
     assert 'kvist_agent_tier_operation_seconds_count{operation="get",outcome="ok",tier="redis"} 12.0' in text
     assert 'kvist_agent_tier_chunks{tier="redis"} 12.0' in text
+    await writer.stop()
+    await reader.stop()
+
+
+@pytest.fixture
+async def members(tmp_path):
+    """Three primaries of a Redis Cluster."""
+    members = [ClusterMember(tmp_path / f"member{number}") for number in range(3)]
+    for member in members:
+        await member.start()
+    await join(members)
+    yield members
+    for member in members:
+        await member.kill()
+
+
+async def test_agents_share_a_redis_cluster_and_clear_all_of_it(start, members):
+    settings = {"redis__urls": members[0].url, "redis__cluster": "true"}
+    first, second = await start(**settings), await start(**settings)
+    writer = await stored(first, keys(24))
+    assert min([await member.ask("DBSIZE") for member in members]) > 0
+    reader = await FakeEngine.start(second.socket)
+    found = await reader.lookup(keys(24))
+    assert found.tiers == bytes([Tier.REDIS] * 24)
+    assert reader.holds(keys(24), found)
+    status, answer = await first.post("/v1/kvist/clear", {"tier": "redis"})
+    assert (status, answer["chunks"]) == (200, 24)
+    assert [await member.ask("DBSIZE") for member in members] == [0, 0, 0]
     await writer.stop()
     await reader.stop()
 
