@@ -215,5 +215,8 @@ class SharedTier(LowerTier):
 
     def _cleared(self, task: asyncio.Task[None]) -> None:
         self._clearing = None
+        if self._attempt is not None and not self._attempt.done():
+            self._attempt.set_exception(TierError(f"{self.tier.label}: the clearing was given up"))
+            self._attempt.exception()  # whoever waits has it, and nobody need wait
         if not task.cancelled():
             task.result()

@@ -67,7 +67,7 @@ class RedisStore(ChunkStore):
             position = min(length, PIECE_BYTES)
             while filler.room and position < length:
                 end = position + min(PIECE_BYTES, filler.room)
-                piece: Any = await self._client.getrange(name, position, end - 1)
+                piece = _bytes(await self._client.getrange(name, position, end - 1))
                 if not piece:
                     return None  # evicted or deleted meanwhile
                 filler.put(piece)
@@ -88,9 +88,9 @@ class RedisStore(ChunkStore):
         name, size = name_of(key), total_bytes(parts)
         if size > LARGEST_VALUE:
             raise TierError(f"{size} bytes: a Redis value has at most {LARGEST_VALUE}")
-        with self._in_words():
+        with self._in_words(StorageFull):
             # Asking first costs a round trip and saves sending what another agent has stored.
-            if await self._client.exists(name):
+            if _count(await self._client.exists(name)):
                 return False
             connection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
             try:
@@ -101,7 +101,7 @@ class RedisStore(ChunkStore):
     async def delete(self, key: bytes) -> bool:
         """See ChunkStore."""
         with self._in_words():
-            return bool(await self._client.unlink(name_of(key)))
+            return bool(_count(await self._client.unlink(name_of(key))))
 
     async def items(self, prefix: bytes = b"") -> AsyncIterator[Item]:
         """See ChunkStore."""
@@ -120,7 +120,7 @@ class RedisStore(ChunkStore):
         """Of the whole server, whoever uses it."""
         with self._in_words():
             memory: dict[str, Any] = await self._client.info("memory")
-        return Capacity(int(memory["used_memory"]), int(memory.get("maxmemory", 0)) or None)
+            return Capacity(int(memory["used_memory"]), int(memory.get("maxmemory", 0)) or None)
 
     async def close(self) -> None:
         """See ChunkStore."""
@@ -135,14 +135,15 @@ class RedisStore(ChunkStore):
             pipeline.getrange(name, 0, min(PIECE_BYTES, filler.room) - 1)
         length, *pieces = await pipeline.execute()
         for piece in pieces:
-            filler.put(piece)
-        return int(length)
+            filler.put(_bytes(piece))
+        return _count(length)
 
     async def _lengths(self, names: Sequence[bytes]) -> list[int | Exception]:
         pipeline = self._client.pipeline(transaction=False)
         for name in names:
             pipeline.strlen(name)
-        return list(await pipeline.execute(raise_on_error=False))
+        found = await pipeline.execute(raise_on_error=False)
+        return [length if isinstance(length, Exception) else _count(length) for length in found]
 
     async def _sized(self, names: Sequence[bytes]) -> list[Item]:
         keys = [_key(name) for name in names]
@@ -168,19 +169,27 @@ class RedisStore(ChunkStore):
             await _go_on(connection, piece)
         words = b"".join(b"\r\n$%d\r\n%s" % (len(word), word) for word in tail)
         await _go_on(connection, words + b"\r\n")
-        return await connection.read_response() is not None
+        answer = await connection.read_response()
+        if answer not in (None, b"OK"):
+            raise _unexpected(answer)
+        return answer is not None
 
     @contextmanager
-    def _in_words(self) -> Iterator[None]:
+    def _in_words(self, full: type[TierError | StorageFull] = TierError) -> Iterator[None]:
         try:
             yield
-        except (exceptions.RedisError, OSError) as error:
-            raise self._wrapped(error) from error
+        except TierError:
+            raise
+        except Exception as error:
+            # The boundary to the client library, which reads a server's nonsense with any error there is.
+            raise self._wrapped(error, full) from error
 
-    def _wrapped(self, error: Exception) -> TierError | StorageFull:
+    def _wrapped(
+        self, error: Exception, full: type[TierError | StorageFull] = TierError
+    ) -> TierError | StorageFull:
         label = self._server.label
         if isinstance(error, exceptions.OutOfMemoryError):
-            return StorageFull(f"{label} is full: {error}")
+            return full(f"{label} is full: {error}")
         moved = isinstance(error, exceptions.AskError) and self._server.cluster
         return (ElsewhereError if moved else TierError)(f"{label}: {explain(error, self._server)}")
 
@@ -210,3 +219,19 @@ def _key(name: bytes) -> bytes | None:
     except ValueError:
         return None
     return key if len(own) == 2 * _KEY_BYTES else None
+
+
+def _count(answer: Any) -> int:
+    if not isinstance(answer, int) or answer < 0:
+        raise _unexpected(answer)
+    return answer
+
+
+def _bytes(answer: Any) -> bytes:
+    if not isinstance(answer, bytes):
+        raise _unexpected(answer)
+    return answer
+
+
+def _unexpected(answer: Any) -> exceptions.InvalidResponse:
+    return exceptions.InvalidResponse(f"unexpected answer of type {type(answer).__name__}")

@@ -109,6 +109,8 @@ def explain(error: Exception, server: RedisServer) -> str:
     if isinstance(error, exceptions.AuthenticationError):
         where = f"the password in {server.password_file}" if server.password_file else "a missing password"
         return f"the server refuses {where} ({error}): check redis.password_file and the user in the URL"
+    if not isinstance(error, exceptions.RedisError | OSError):
+        return f"{remedy[exceptions.InvalidResponse]} ({type(error).__name__}: {error})"
     return str(error) or type(error).__name__
 
 

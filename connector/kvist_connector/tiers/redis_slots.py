@@ -11,7 +11,6 @@ from urllib.parse import urlsplit, urlunsplit
 
 from redis.asyncio import Redis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS
-from redis.exceptions import RedisError
 
 from kvist_connector.errors import TierError
 from kvist_connector.tiers.redis_server import RedisServer, close_pool, explain, open_pool
@@ -43,13 +42,14 @@ async def ask_slots(server: RedisServer) -> Slots:
         async with asyncio.timeout(server.connect_timeout):
             client = Redis(connection_pool=pool)
             answer: Any = await client.execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
+            return parse_slots(answer, server.url)
     except TimeoutError as error:
         raise TierError(f"{server.label}: no answer within {server.connect_timeout:g} s") from error
-    except (RedisError, OSError) as error:
+    except Exception as error:
+        # The boundary to the client library, which reads a server's nonsense with any error there is.
         raise TierError(f"{server.label}: {explain(error, server)}") from error
     finally:
         await close_pool(pool)
-    return parse_slots(answer, server.url)
 
 
 def parse_slots(answer: Sequence[Sequence[Any]], asked: str) -> Slots:

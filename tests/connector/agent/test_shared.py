@@ -523,3 +523,19 @@ async def test_a_chunk_that_fails_though_the_store_answers_does_not_hold_up_the_
     assert agent.parts.writebehind.counts["refused"] == 2
     agent.check()
     await engine.stop()
+
+
+async def test_a_clearing_that_dies_is_told_and_the_next_one_works(cluster):
+    agent = await cluster()
+    engine = await FakeEngine.start(agent.socket)
+    await engine.store(keys(2))
+    await engine.lookup(keys(2))
+    await agent.written()
+    agent.faulty.plan = lambda operation, key: ValueError("nonsense") if operation == "delete" else None
+    async with asyncio.timeout(DEADLINE):
+        with pytest.raises(TierError, match="the clearing was given up"):
+            await agent.tier.clear()
+    agent.faulty.plan = lambda operation, key: None
+    assert (await agent.tier.clear())[0] == 2
+    agent.check()
+    await engine.stop()

@@ -1,7 +1,8 @@
 """The contract against a real redis-server, and what can be wrong with one."""
 
 import asyncio
-from contextlib import asynccontextmanager
+import re
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trustme
@@ -12,8 +13,10 @@ from kvist_connector.testing.services import free_port
 from kvist_connector.tiers.base import ChunkStore, Read
 from kvist_connector.tiers.deadline import DeadlineStore
 from kvist_connector.tiers.metered import MeteredStore
+from kvist_connector.tiers.pieces import PIECE_BYTES
 from kvist_connector.tiers.redis import LARGEST_VALUE, RedisStore
 from kvist_connector.tiers.redis_server import RedisServer
+from kvist_connector.tiers.redis_slots import ask_slots
 from kvist_connector.tiers.spread import SpreadStore
 
 pytestmark = pytest.mark.timeout(120)
@@ -270,3 +273,66 @@ async def test_tls_with_the_given_ca_and_none_other(redis_server, tmp_path):
     async with opened(url, ca_file=tmp_path / "other.pem") as store:
         with pytest.raises(TierError, match="certificate verify failed"):
             await store.get(Read(key(1), ()))
+
+
+@asynccontextmanager
+async def answering(answer: bytes):
+    """Whatever is asked, this is the answer; the client's name for itself is taken note of."""
+
+    async def serve(reader, writer):
+        while data := await reader.read(1 << 20):
+            said = b"+OK\r\n" if b"SETINFO" in data else answer
+            writer.write(said * max(1, len(re.findall(rb"\*\d+\r\n\$\d+\r\n[A-Z]", data))))
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with listening:
+        yield f"redis://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+
+
+async def attempt(work):
+    """A TierError or StorageFull is an answer."""
+    with suppress(TierError, StorageFull):
+        async with asyncio.timeout(60):
+            return await work
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"+OK\r\n",
+        b":5\r\n",
+        b":-5\r\n",
+        b":99999999999999999999999\r\n",
+        b":abc\r\n",
+        b"$3\r\n\xff\xfe\x00\r\n",
+        b"$-1\r\n",
+        b"$-7\r\n",
+        b"*-1\r\n",
+        b"*2\r\n:1\r\n:2\r\n",
+        b"*1\r\n" * 3000 + b":1\r\n",
+        b"-MOVED x\r\n",
+        b"-ASK foo\r\n",
+        b"-MOVED 1 127.0.0.1:1\r\n",
+        b"-OOM full\r\n",
+        b"-\r\n",
+        b"-ERR \xff\xfe\r\n",
+        b"#t\r\n",
+        b"\r\n",
+    ],
+)
+async def test_an_answer_that_is_none_is_a_failure_of_the_tier(answer):
+    async with answering(answer) as url, opened(url, connect_timeout=30.0) as store:
+        into = [memoryview(bytearray(2 * PIECE_BYTES))]
+        await attempt(store.get(Read(key(1), into)))
+        sizes = await store.sizes([key(1), key(2)])
+        assert all(size is None or isinstance(size, int | TierError) for size in sizes)
+        await attempt(store.put_if_absent(key(1), [b"x"]))
+        await attempt(store.delete(key(1)))
+        await attempt(store.capacity())
+        await attempt(store.probe())
+        with suppress(TierError):
+            async for _ in store.items():
+                break
+        with pytest.raises(TierError):
+            await ask_slots(RedisServer(url, connect_timeout=30.0))
