@@ -101,6 +101,7 @@ def test_long_new_text_is_encoded_beside_the_loop_and_kept(tokenizers) -> None:
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         {"messages": [{"role": "user", "content": "\ud800"}]},
         {"messages": [{"role": "assistant", "content": "x", "audio": {"id": "a"}}]},
+        {"messages": [{"role": "assistant", "content": "x", "refusal": None, "reasoning": "y"}]},
     ],
 )
 def test_what_only_the_engine_knows_is_not_rendered_here(tokenizers, change: dict[str, Any]) -> None:

@@ -114,12 +114,17 @@ def _reasoning(message: Message) -> str | None:
 def _keeps_reasoning(message: Message) -> bool:
     """Whether the form that has reasoning fits better than OpenAI's own, which drops it.
 
-    The one of which more fields are given fits better, OpenAI's in a tie; it has no `tool_calls: null`, the
-    other one no `content: null`.
+    The one of which more fields are given fits better, and what decides a tie only the engine knows. OpenAI's
+    has no `tool_calls: null`, the other one no `content: null`.
     """
     if message.get("content", "") is None:
         return False
-    return not (_NULLS & message.keys()) or ("tool_calls" in message and message["tool_calls"] is None)
+    if "tool_calls" in message and message["tool_calls"] is None:
+        return True
+    nulls = len(_NULLS & message.keys())
+    if nulls == 1:
+        _unknown()
+    return nulls == 0
 
 
 def _call(call: Any) -> Message:
