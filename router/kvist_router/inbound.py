@@ -1,19 +1,25 @@
 """uvicorn's HTTP/1.1 connection with limits on what comes before a request is there. Called by server.py.
 
 Without them a client that sends headers byte by byte holds its connection for ever, and one that never ends
-them fills the memory. What is no HTTP is answered in OpenAI's form, as everything else.
+them fills the memory. What is no HTTP is answered in OpenAI's form, as everything else. An offer to change
+the protocol (`Upgrade: h2c`, which the JDK's client makes with its first request) is declined by going on in
+HTTP/1.1, as RFC 9110, 7.8 has it; the parser would take the body for the other protocol's.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from kvist_router.mind.interface import Refusal
 from kvist_router.relay.answers import error_body
 from kvist_router.settings import LimitSettings
+
+_OFFERS: Final = frozenset({b"upgrade", b"http2-settings"})
 
 
 class Inbound(HttpToolsProtocol):
@@ -42,7 +48,11 @@ class Inbound(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of a head or a body."""
         heads, began_in_body = self._heads, self._in_body
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self._refuse(_NO_HTTP)
         if self._in_body or began_in_body or heads != self._heads or self.transport.is_closing():
             return
         self._bytes += len(data)
@@ -53,18 +63,38 @@ class Inbound(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """A request is there."""
+        if self.parser.should_upgrade():
+            return  # its head is parsed once more without the offer
         self._disarm()
         self._heads, self._in_body, self._bytes = self._heads + 1, True, 0
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """Its body is whole."""
+        if self.parser.should_upgrade():
+            return
         self._in_body = False
         super().on_message_complete()
 
-    def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP."""
-        self._refuse(Refusal(400, "the request is not HTTP/1.1 as it should be", code="invalid_http"))
+    def _feed(self, data: bytes) -> None:
+        """Parse; raises HttpParserError."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                if self.parser.get_method() == b"CONNECT":
+                    raise httptools.HttpParserError("this is no proxy") from None
+                data = self._head_without_offer() + data[offer.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            else:
+                return
+
+    def _head_without_offer(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
+        lines += [name + b": " + value for name, value in _without_offer(self.headers)]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def _arm(self) -> None:
         self._timer = self.loop.call_later(self.head_seconds, self._late)
@@ -90,11 +120,22 @@ class Inbound(HttpToolsProtocol):
         self.transport.close()
 
 
+def _without_offer(headers: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    for name, value in headers:
+        if name == b"connection":
+            kept = [item.strip() for item in value.split(b",") if item.strip().lower() not in _OFFERS]
+            if kept:
+                yield name, b", ".join(kept)
+        elif name not in _OFFERS:
+            yield name, value
+
+
 def inbound(limits: LimitSettings) -> type[Inbound]:
     """The connections of a server with these limits."""
     own = {"head_seconds": limits.head_seconds, "head_bytes": limits.head_bytes}
     return type("Inbound", (Inbound,), own)
 
 
+_NO_HTTP = Refusal(400, "the request is not HTTP/1.1 as it should be", code="invalid_http")
 _TOO_SLOW = Refusal(408, "the headers did not arrive in time", "timeout_error", code="request_timeout")
 _TOO_LONG = Refusal(431, "the headers are too long", code="headers_too_long")

@@ -253,3 +253,63 @@ async def test_what_is_no_http_is_refused_in_the_form_of_all_errors(raw) -> None
     reader, writer = await raw()
     writer.write(b"\x16\x03\x01 nonsense\r\n\r\n")
     assert await answered(reader) == (400, "invalid_http")
+
+
+BODY = json.dumps(CHAT).encode()
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
+
+
+async def one(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """Status and body of the next answer."""
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SECONDS)
+    lines = head.lower().split(b"\r\n")
+    length = int(next(line for line in lines if line.startswith(b"content-length")).split()[1])
+    return int(head.split()[1]), await asyncio.wait_for(reader.readexactly(length), SECONDS)
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        H2C,
+        b"upgrade: websocket\r\nconnection: keep-alive\r\nconnection: upgrade\r\n",
+        b"connection: , upgrade,keep-alive\r\nupgrade: TLS/1.0, HTTP/2.0\r\n",
+    ],
+)
+@pytest.mark.parametrize("step", [1, 7, 2**16])
+async def test_an_offer_of_another_protocol_is_declined_and_the_request_answered(raw, offer, step) -> None:
+    reader, writer = await raw()
+    plain, offered = (HEAD + more + b"content-length: %d\r\n\r\n" % len(BODY) + BODY for more in (b"", offer))
+    chunked = HEAD + offer + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+    models = b"GET /v1/models HTTP/1.1\r\nhost: a\r\n" + offer + b"\r\n"
+    sent = offered + models + plain + chunked + offered
+    for start in range(0, len(sent), step):
+        writer.write(sent[start : start + step])
+    assert [(await one(reader))[0] for _ in range(5)] == [200] * 5
+    assert [request.body for request in raw.engine.received] == [BODY] * 4
+    for request in raw.engine.received:
+        assert not {"upgrade", "http2-settings", "connection"} & {name.lower() for name in request.headers}
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"CONNECT a:80 HTTP/1.1\r\nhost: a\r\n\r\nGET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        HEAD + H2C + b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n{}",
+        HEAD + H2C + b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}",
+    ],
+)
+async def test_an_offer_hides_nothing_that_is_no_http(raw, head) -> None:
+    reader, writer = await raw()
+    writer.write(head)
+    assert await answered(reader) == (400, "invalid_http")
+    assert raw.engine.received == []
+
+
+async def test_the_head_with_an_offer_has_the_same_limits(raw) -> None:
+    reader, writer = await raw()
+    writer.write(HEAD + H2C + b"".join(b"x-%d: %s\r\n" % (number, b"y" * 64) for number in range(16)))
+    assert await answered(reader) == (431, "headers_too_long")
+    reader, writer = await raw()
+    writer.write(HEAD + H2C)
+    assert await answered(reader) == (408, "request_timeout")
