@@ -54,6 +54,7 @@ class Hooks:
     layout: Callable[[Layout], None] = lambda layout: None  # fingerprint or epoch changed
     forgotten: Callable[[], None] = lambda: None  # Reset: drop what lower tiers hold
     connections: Callable[[], None] = lambda: None  # one came or went
+    gone: Callable[[list[bytes]], None] = lambda keys: None  # chunks are in no tier any more
 
 
 @dataclass
@@ -319,6 +320,7 @@ class Core:
     def _send_evicted(self) -> None:
         keys = [key for key in self._evicted if self.catalog.get(key) is None]
         self._evicted.clear()
+        self.hooks.gone(keys)
         for start in range(0, len(keys), _EVICTED_BATCH):
             message = Evicted(keys=b"".join(keys[start : start + _EVICTED_BATCH]))
             for session in self.schedulers:

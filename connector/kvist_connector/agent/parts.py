@@ -128,10 +128,10 @@ def build(
     parting = Parting(core, lambda: peers.roster.addresses, peers.connect, settings.peer.address)
     drain = Drain(core, feed, writebehind, parting, lambda: gpu.known)
     feed.on_reader = drain.reader_changed
-    core.hooks = _hooks(core, lower, writebehind, gpu, events, feed, totals, drain, connections_changed)
+    pins = Pins(catalog, clock, lambda: memory.slots.size if memory.slots is not None else 0)
+    core.hooks = _hooks(core, lower, writebehind, gpu, events, feed, totals, drain, pins, connections_changed)
     catalog.on_change = _told(feed)
     members.on_free = core.room_changed
-    pins = Pins(catalog, clock, lambda: memory.slots.size if memory.slots is not None else 0)
     retire = Retire(core, lower, pins, opened.retired_file)
     handover = Handover(core, lower, Edits(core, lower, pins), lambda: peers.roster.addresses)
     controls = Controls(core, lower, writebehind, gpu, totals, drain, pins, retire, handover)
@@ -234,6 +234,7 @@ def _hooks(
     feed: Feed,
     totals: Totals,
     drain: Drain,
+    pins: Pins,
     connections_changed: Callable[[], None],
 ) -> Hooks:
     def layout_changed(layout: Layout) -> None:
@@ -264,6 +265,9 @@ def _hooks(
         feed.load(load)
         drain.notice()
 
+    def gone(keys: list[bytes]) -> None:
+        pins.unpin(keys)
+
     return Hooks(
         committed=writebehind.add,
         record=recorded,
@@ -272,6 +276,7 @@ def _hooks(
         layout=layout_changed,
         forgotten=forgotten,
         connections=connections,
+        gone=gone,
     )
 
 

@@ -1,7 +1,8 @@
 """Pins: chunks that no tier of this agent evicts until a time.
 
-A pin protects what is there, it brings nothing in; `clear` leaves pinned chunks unless told otherwise,
-retirement does not. Called by edits.py; all on the agent's loop. Pins end with the agent.
+A pin protects what is there, it brings nothing in and ends with the last copy of its chunk. `clear`
+leaves pinned chunks unless told otherwise, retirement does not. Called by edits.py; all on the agent's
+loop. Pins end with the agent.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Pins:
             chunk = self._catalog.get(key)
             if chunk is not None:
                 self._catalog.unpin(chunk)
-        self._arm()
+        if ended:
+            self._arm()
         return ended
 
     def expire(self) -> None:

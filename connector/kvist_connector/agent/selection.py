@@ -66,7 +66,7 @@ def select(selector: Selector, catalog: Catalog, layout: Layout | None) -> list[
         case "tokens":
             return token_keys(selector, layout)
         case "keys":
-            return [parse_key(text) for text in selector.keys or ()]
+            return list(dict.fromkeys(parse_key(text) for text in selector.keys or ()))
         case "tag":
             return in_order(catalog, catalog.tagged(selector.tag or ""))
         case "all":

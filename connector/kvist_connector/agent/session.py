@@ -70,7 +70,8 @@ class Session(asyncio.Protocol):
                     self._handler.open(self, message)
                 else:
                     raise FrameError(f"the first message is {type(message).__name__}, expected Hello")
-                if self._transport is None:
+                # Who is refused is not heard any more: nobody would take back what it is given.
+                if self._transport is None or self._transport.is_closing():
                     return
         except (FrameError, ValueError) as error:
             log.warning("engine connection %s closed: %s", self.member or "without Hello", error)

@@ -9,13 +9,18 @@ again once it answers: what it was to get waits in the queue until then.
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections import Counter
 from collections.abc import Container, Mapping
+from typing import Final
 
 from kvist_connector.agent.catalog import Catalog, Chunk
 from kvist_connector.agent.lower import LowerTier, Presence, Stored
 from kvist_connector.agent.memory import MemoryTier
 from kvist_connector.protocol.tiers import Tier
+
+# A full queue loses this part of it at once: else every commit would look through all of it.
+_SHARE: Final = 32
 
 
 class WriteBehind:
@@ -95,8 +100,9 @@ class _Writer:
     def add(self, key: bytes) -> None:
         self._queue[key] = None
         while len(self._queue) > 1 and len(self._queue) * self._memory.chunk_bytes > self._limit:
-            del self._queue[self._least()]
-            self._counts["dropped_pressure"] += 1
+            for least in self._least(max(1, len(self._queue) // _SHARE)):
+                del self._queue[least]
+                self._counts["dropped_pressure"] += 1
         self._work.set()
         self._note()
 
@@ -127,7 +133,7 @@ class _Writer:
                 key = self._writing = next(iter(self._queue))
                 del self._queue[key]
                 try:
-                    again = not await self._write(key) and self._lower.asking
+                    again = not await self._write(key) and self._waits
                 finally:
                     self._writing = None
                 if again:
@@ -136,6 +142,11 @@ class _Writer:
             self._work.clear()
             self._last = None
             self._note()
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the tier takes nothing now but may soon."""
+        return self._lower.asking or self._lower.closed
 
     def _note(self) -> None:
         if self._lost or not self.pending:
@@ -147,10 +158,11 @@ class _Writer:
         """Until the tier answers."""
         self._last = None
         try:
-            while self._lower.asking:
+            while self._waits:
                 self._lost = bool(self._lower.problem)
                 self._note()
-                await self._lower.asked()
+                # While it is being cleared it may be asked, too: that ends first.
+                await (self._lower.asked() if self._lower.asking else self._lower.settled())
         finally:
             self._lost = False
             self._note()
@@ -173,6 +185,8 @@ class _Writer:
             self._counts["dropped_evicted"] += 1
         for chunk in chain:
             if not await self._store(chunk):
+                if self._lower.closed:
+                    return False
                 # One that fails twice while the tier answers in between would be in the way for ever.
                 given_up, self._failed = self._failed == chunk.key, chunk.key
                 return given_up
@@ -209,11 +223,11 @@ class _Writer:
         self._last = chunk.key if stored.there else None
         return stored.there
 
-    def _least(self) -> bytes:
-        """The least valuable chunk in the queue on which no other one in it hangs."""
+    def _least(self, count: int) -> list[bytes]:
+        """The least valuable chunks in the queue, at most so many, on which no other one in it hangs."""
         chunks = [(key, self._catalog.resident(key)) for key in self._queue]
         parents = {chunk.parent for _, chunk in chunks if chunk is not None}
-        return min((key for key, _ in chunks if key not in parents), key=self._worth)
+        return heapq.nsmallest(count, (key for key, _ in chunks if key not in parents), key=self._worth)
 
     def _worth(self, key: bytes) -> float:
         chunk, memory = self._catalog.resident(key), self._catalog.index(Tier.MEMORY)

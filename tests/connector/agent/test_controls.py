@@ -11,7 +11,7 @@ from kvist_connector.protocol import engine as wire
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing.agent_parts import AgentParts
 from kvist_connector.testing.agent_parts import keys_of as keys
-from kvist_connector.testing.fake_engine import FakeEngine
+from kvist_connector.testing.fake_engine import Connection, FakeEngine
 from kvist_connector.tiers.disk import DiskStore
 from kvist_connector.tiers.faulty import FaultyStore
 
@@ -121,6 +121,39 @@ async def test_pins_expire_by_themselves(agent):
     harness.parts.pins.expire()
     assert harness.parts.controls.stats()["pinned"] == 0
     assert (await harness.parts.controls.edits.clear({"tier": "memory"}))["pinned"] == 0
+
+
+async def test_a_pin_ends_with_the_last_copy_of_its_chunk(agent):
+    harness, engine = agent
+    edits = harness.parts.controls.edits
+    await edits.pin({"tokens": TOKENS})
+    assert (await edits.clear({"keys": hexes(keys(6)[3:]), "pinned": True}))["chunks"] == 6
+    await settled(engine)
+    assert harness.parts.controls.stats()["pinned"] == 3
+    await edits.clear({"all": True, "pinned": True, "tier": "disk"})
+    engine.scheduler.send(wire.Step(bad_keys=keys(3)[2]))
+    await settled(engine)
+    assert harness.parts.controls.stats()["pinned"] == 2
+    await engine.store(keys(6), start=2)
+    await settled(engine)
+    lookup = await harness.parts.controls.lookup({"tokens": TOKENS})
+    assert [chunk.get("pinned", False) for chunk in lookup["chunks"]] == [True] * 2 + [False] * 4
+
+
+async def test_who_is_refused_is_given_nothing(agent):
+    harness, engine = agent
+    hello = wire.Hello(protocol=99, role="scheduler", engine="other", member="m", rank=0, pid=1)
+    refused = await Connection.open(harness.socket, hello)
+    refused.send(wire.Lookup(request="r", keys=b"".join(keys(6)), tokens=48))
+    await refused.expect(wire.Refused)
+    await refused.close()
+    await settled(engine)
+    assert (await harness.parts.controls.edits.clear({"tier": "memory"}))["leased"] == 0
+
+
+async def test_a_key_given_twice_is_one_chunk(agent):
+    harness, _ = agent
+    assert (await harness.parts.controls.edits.pin({"keys": hexes(keys(1)) * 3}))["chunks"] == 1
 
 
 async def test_pins_may_hold_half_of_the_arena(agent):

@@ -506,6 +506,23 @@ async def test_what_could_not_be_written_while_the_store_was_lost_is_written_whe
     await engine.stop()
 
 
+async def test_what_waits_for_a_lost_store_outlives_its_clearing(cluster):
+    agent = await cluster()
+    engine = await FakeEngine.start(agent.socket)
+    agent.faulty.plan = lambda operation, key: TierError("down")
+    await engine.store(keys(3))
+    await engine.lookup(keys(3))
+    assert not await agent.parts.writebehind.flush(DEADLINE)
+    agent.tier.drop_all()
+    agent.faulty.plan = lambda operation, key: None
+    await answers(agent)
+    await agent.tier.settled()
+    await agent.written()
+    assert None not in await agent.faulty.inner.sizes([FINGERPRINT[:16] + key for key in keys(3)])
+    agent.check()
+    await engine.stop()
+
+
 async def test_a_chunk_that_fails_though_the_store_answers_does_not_hold_up_the_others(cluster):
     agent = await cluster()
     engine = await FakeEngine.start(agent.socket)
