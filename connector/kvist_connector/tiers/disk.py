@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import logging
 import os
+import stat
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
@@ -21,6 +23,8 @@ from typing import Literal, TypeVar
 
 from kvist_connector.errors import ConfigError, StorageFull, TierError
 from kvist_connector.tiers.base import Buffer, Capabilities, Capacity, ChunkStore, Item, Read, total_bytes
+
+log = logging.getLogger(__name__)
 
 _SUFFIX = ".kvist"
 _PARTIAL = ".partial"
@@ -154,18 +158,30 @@ def _take(root: Path) -> int:
     except BlockingIOError as error:
         os.close(lock)
         raise ConfigError(f"disk.path: {root} is used by another agent: choose another folder") from error
+    except OSError as error:
+        os.close(lock)
+        raise ConfigError(
+            f"disk.path: {root} cannot be locked: {error.strerror}: use a local disk"
+        ) from error
     return lock
 
 
 def _scan(root: Path) -> dict[bytes, _File]:
     files = {}
+    refused = None
     for path in root.glob("??/*"):
-        if path.name.endswith(_PARTIAL):
-            path.unlink(missing_ok=True)
-        elif path.name.endswith(_SUFFIX):
-            key = _key_of(path)
-            if key is not None:
-                files[key] = _File(path.stat().st_size)
+        try:
+            if path.name.endswith(_PARTIAL):
+                path.unlink(missing_ok=True)
+            elif path.name.endswith(_SUFFIX):
+                key, status = _key_of(path), path.stat()
+                # What is no file is not ours, and opening a pipe would wait for ever.
+                if key is not None and stat.S_ISREG(status.st_mode):
+                    files[key] = _File(status.st_size)
+        except OSError as error:
+            refused = error
+    if refused is not None:
+        log.warning("disk tier: what cannot be read or deleted in %s stays there: %s", root, refused)
     return files
 
 

@@ -1,6 +1,7 @@
 """Files on disk: the contract, crashes at any point, limits, and who owns the folder."""
 
 import errno
+import fcntl
 import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -146,3 +147,41 @@ async def test_a_folder_that_cannot_be_made_is_refused(tmp_path, threads):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"disk\.path"):
         await DiskStore.open(tmp_path / "file" / "sub", LIMIT, "none", threads)
+
+
+async def test_what_is_no_file_or_cannot_be_deleted_stays_and_the_rest_is_found(
+    tmp_path, threads, monkeypatch, caplog
+):
+    store = await DiskStore.open(tmp_path, LIMIT, "none", threads)
+    await store.put_if_absent(key(1), [b"whole"])
+    await store.close()
+    folder = next(tmp_path.glob("??"))
+    (folder / "x.partial").mkdir()
+    stuck = folder / "y.partial"
+    stuck.write_bytes(b"half")
+    (folder / f"{key(2).hex()}.kvist").mkdir()
+    os.mkfifo(folder / f"{key(3).hex()}.kvist")
+    (folder / f"{key(4).hex()}.kvist").symlink_to(folder / "gone")
+    real = os.unlink
+
+    def denied(path, **options):
+        if path == stuck:
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        real(path, **options)
+
+    monkeypatch.setattr(os, "unlink", denied)
+    store = await DiskStore.open(tmp_path, LIMIT, "none", threads)
+    assert [item.key async for item in store.items()] == [key(1)]
+    assert (await store.capacity()).used == 5
+    assert stuck.exists()
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["disk tier"]
+    await store.close()
+
+
+async def test_a_folder_that_cannot_be_locked_is_refused(tmp_path, threads, monkeypatch):
+    def unlockable(*arguments):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", unlockable)
+    with pytest.raises(ConfigError, match=r"disk\.path: .* cannot be locked"):
+        await DiskStore.open(tmp_path, LIMIT, "none", threads)
