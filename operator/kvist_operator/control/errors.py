@@ -59,8 +59,14 @@ class NoAnswer(OperatorError):  # noqa: N818 - a state, not a fault
     """A program of a cluster could not be asked."""
 
 
+# A field that the kind does not have or of another type: the server has no status of its own for it.
+_UNTYPED = "failed to create typed patch object"
+
+
 def from_status(status: int, message: str) -> ApiError:
     """The class of an HTTP status."""
+    if status == 500 and _UNTYPED in message:
+        return Invalid(message, status)
     classes: dict[int, type[ApiError]] = {
         400: Invalid,
         401: Forbidden,

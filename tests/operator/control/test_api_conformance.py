@@ -189,6 +189,17 @@ async def test_an_object_that_says_nonsense_is_invalid(bed: Bed) -> None:
     assert await bed.api.get(STATEFUL_SETS, bed.namespace, "engines") is None
 
 
+@pytest.mark.parametrize("mistake", [{"nodeSelectr": {"a": "b"}}, {"nodeSelector": ["a"]}, {"volumes": "x"}])
+async def test_a_field_that_the_kind_does_not_have_is_invalid(bed: Bed, mistake: dict[str, Any]) -> None:
+    (name,) = mistake
+    if isinstance(bed.api, FakeApi):
+        bed.api.reject = lambda obj: f".spec.template.spec.{name}: field not declared in schema"
+    wrong = stateful_set(bed, replicas=1)
+    wrong["spec"]["template"]["spec"] |= mistake
+    with pytest.raises(Invalid, match=name):
+        await bed.api.apply(STATEFUL_SETS, wrong, dry_run=True)
+
+
 async def test_deleting_is_for_one_uid_and_twice_is_harmless(bed: Bed) -> None:
     live = await bed.api.apply(CONFIG_MAPS, bed.make(CONFIG_MAPS, "gone"))
     with pytest.raises(Conflict):
