@@ -55,7 +55,8 @@ class Answering:
 
     def doubted(self) -> None:
         """Nothing is known of it: it is asked."""
-        if self._asking is None and not self._closed:
+        # One that is done has not been noted yet, and will not ask about this failure.
+        if (self._asking is None or self._asking.done()) and not self._closed:
             self._asking = asyncio.get_running_loop().create_task(self._ask_again())
             self._asking.add_done_callback(self._ended)
 
@@ -91,7 +92,8 @@ class Answering:
         self._asked = asyncio.Event()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._asking = None
+        if self._asking is task:
+            self._asking = None
         self._tell()
         if not task.cancelled():
             task.result()

@@ -35,7 +35,12 @@ class Finder:
 
     def known(self, keys: Sequence[bytes]) -> list[Chunk]:
         """Leading chunks that are sure."""
-        return self._leading(keys[: self._sure(keys, 0)])
+        found = []
+        for chunk in map(self._catalog.get, keys):
+            if chunk is None or not self._is_sure(chunk):
+                break
+            found.append(chunk)
+        return found
 
     async def find(self, keys: Sequence[bytes]) -> list[Chunk]:
         """Leading chunks that can be had now; those found in shared tiers are in the catalog."""
@@ -67,10 +72,13 @@ class Finder:
     def _sure(self, keys: Sequence[bytes], position: int) -> int:
         while position < len(keys):
             chunk = self._catalog.get(keys[position])
-            if chunk is None or (chunk.ref is None and not chunk.below - self._shared):
+            if chunk is None or not self._is_sure(chunk):
                 break
             position += 1
         return position
+
+    def _is_sure(self, chunk: Chunk) -> bool:
+        return chunk.ref is not None or bool(chunk.below - self._shared)
 
     def _leading(self, keys: Sequence[bytes]) -> list[Chunk]:
         found = []

@@ -95,18 +95,23 @@ class Loader:
 
     def lookup(self, session: Session, message: Lookup, prefill: PrefillModel | None) -> None:
         """Answer now, and again when lower tiers were asked and read."""
-        found = self._finder.known(split_keys(message.keys))
-        self._serve(session, message, prefill, found)
+        keys = split_keys(message.keys)
+        found = self._finder.known(keys)
+        self._serve(session, message, prefill, keys, found)
         # The answer is on its way: the books of a long prompt take longer than all that led to it.
         now = self._clock()
         for chunk in found:
             self._catalog.touch(chunk, now)
 
     def _serve(
-        self, session: Session, message: Lookup, prefill: PrefillModel | None, found: Sequence[Chunk]
+        self,
+        session: Session,
+        message: Lookup,
+        prefill: PrefillModel | None,
+        keys: Sequence[bytes],
+        found: Sequence[Chunk],
     ) -> None:
         self.release(session, message.request)
-        keys = split_keys(message.keys)
         lead = next((i for i, chunk in enumerate(found) if chunk.ref is None), len(found))
         self._tag(found, message.tags)
         self.counts["chunks_asked"] += len(keys)

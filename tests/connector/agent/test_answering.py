@@ -109,6 +109,28 @@ async def test_a_tier_that_nobody_uses_is_known_to_be_lost_and_to_be_back(watche
     assert clock.pauses.empty()
 
 
+async def test_failures_at_the_very_end_of_asking_are_asked_about_too(watched, stores):
+    answering, clock = watched(stores[0])
+    loop, probe = asyncio.get_running_loop(), stores[0].probe
+
+    def fail():
+        assert answering.asking
+        for _ in range(3):
+            answering.failed(TierError("slow"))
+
+    async def last():
+        await probe()
+        loop.call_soon(fail)  # after this question has ended, before anybody could note it
+        stores[0].probe = probe
+
+    stores[0].probe = last
+    answering.failed(TierError("slow"))
+    await clock.pass_by()
+    await clock.pass_by()
+    await until(lambda: not answering.problem)
+    await until(lambda: not answering.asking)
+
+
 async def test_doubt_is_no_failure_and_is_settled_by_asking(watched, stores):
     answering, clock = watched(stores[0])
     for _ in range(5):
