@@ -38,7 +38,7 @@ class KvistGroup(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not hasattr(command, "commands") and not command.ignore_unknown_options:
             prefix = f"{ctx.auto_envvar_prefix}_{name}_".upper().replace("-", "_")
-            _refuse_unknown(prefix, {p.name.upper() for p in command.params if p.name}, os.environ)
+            _refuse_unknown(prefix, {n for p in command.params for n in _variables(p, prefix)}, os.environ)
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
@@ -54,6 +54,12 @@ class KvistGroup(TyperGroup):
         except KeyboardInterrupt as error:
             print_error("interrupted")
             raise typer.Exit(EXIT_INTERRUPTED) from error
+
+
+def _variables(param: Any, prefix: str) -> list[str]:
+    """Both names where a flag's own is none for Python, as --for."""
+    own = [param.envvar] if isinstance(param.envvar, str) else []
+    return [param.name.upper(), *(name.removeprefix(prefix) for name in own if name.startswith(prefix))]
 
 
 def _refuse_unknown(prefix: str, known: set[str], variables: Iterable[str]) -> None:

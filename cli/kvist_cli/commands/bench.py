@@ -69,7 +69,10 @@ def eviction(
     ] = 47616,
     block_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one block of the trace.")] = 512,
     rules: Annotated[
-        list[PolicyName], typer.Option("--policy", help="Rule to replay; repeatable. Default: all.")
+        list[PolicyName],
+        typer.Option(
+            "--policy", envvar="KVIST_BENCH_EVICTION_POLICY", help="Rule to replay; repeatable. Default: all."
+        ),
     ] = [],  # noqa: B006
     json: AsJson = False,
 ) -> None:

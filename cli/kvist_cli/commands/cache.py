@@ -13,7 +13,7 @@ import typer
 from kvist_cli import target
 from kvist_cli.asking import DEADLINE, AskError, ask_all
 from kvist_cli.commands.options import Agents, AsJson, ClusterName, RunDir, TokenFile
-from kvist_cli.commands.selecting import Chosen, answers, end, selecting
+from kvist_cli.commands.selecting import Chosen, answers, refusal_of, selecting, show
 from kvist_cli.output import console, print_json
 from kvist_connector.names import PATH_LOOKUP, PATH_STATS
 from kvist_connector.quantity import counted, format_bytes
@@ -67,17 +67,10 @@ def stats(
 def lookup(chosen: Chosen) -> None:
     """How much of a prompt each replica holds, and in which tiers."""
     found = answers(chosen, PATH_LOOKUP, chosen.body("lookup"))
-    if chosen.json:
-        print_json(found.replicas)
-        return
-    for replica, answer in found.replicas.items():
-        console().print(f"{replica}: {_hit(answer)}", markup=False)
-    end(chosen, found)
+    show(chosen, found, _hit)
 
 
 def _hit(answer: dict[str, Any]) -> str:
-    if set(answer) == {"error"}:
-        return str(answer["error"])
     tiers = sorted({tier for chunk in answer["chunks"] for tier in chunk["tiers"]})
     places = ", ".join(tiers) or "nowhere"
     hit = f"{counted(answer['hit_chunks'], 'chunk')}, {counted(answer['hit_tokens'], 'token')}"
@@ -110,8 +103,9 @@ def _ask(asked: _Asked, method: str, path: str, body: Any, deadline: float = DEA
     token = target.token(asked.token_file)
     answers = ask_all(method, {replica: url + path for replica, url in urls.items()}, body, deadline, token)
     for answer in answers.values():
-        if set(answer) == {"error"}:
-            raise AskError(answer["error"])
+        refusal = refusal_of(answer)
+        if refusal is not None:
+            raise AskError(refusal)
     return answers
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from enum import StrEnum
 from typing import Annotated, Final
 
 import typer
 
-from kvist_cli.commands.selecting import Chosen, answers, selecting, show
+from kvist_cli.commands.selecting import Chosen, Found, answers, changed, selecting, show
 from kvist_connector.errors import ConfigError
 from kvist_connector.names import (
     PATH_CLEAR,
@@ -132,7 +133,7 @@ def register(app: typer.Typer) -> None:
     app.command("move", epilog=_MOVE)(selecting(move))
     app.command("compress", epilog=_COMPRESS)(selecting(compress))
     app.command("decompress", epilog=_DECOMPRESS)(selecting(decompress))
-    app.command("retire", epilog=_RETIRE)(selecting(retire))
+    app.command("retire", epilog=_RETIRE)(selecting(retire, without_all=True))
 
 
 def clear(
@@ -143,30 +144,33 @@ def clear(
 ) -> None:
     """Remove cached chunks: the selected ones, or all."""
     body = chosen.body("clear", required=False) | {"tier": tier.value, "pinned": pinned, "dry_run": dry_run}
-    show(chosen, answers(chosen, PATH_CLEAR, body), "removed")
+    _show(chosen, answers(chosen, PATH_CLEAR, body), "removed")
 
 
 def pin(
     chosen: Chosen,
     duration: Annotated[
-        str, typer.Option("--for", help="How long: seconds, or a number with s, m, h or d.")
+        str,
+        typer.Option(
+            "--for", envvar="KVIST_PIN_FOR", help="How long: seconds, or a number with s, m, h or d."
+        ),
     ] = "1h",
     dry_run: DryRun = False,
 ) -> None:
     """Keep chunks from eviction for a time."""
     body = chosen.body("pin") | {"seconds": seconds_of(duration), "dry_run": dry_run}
-    show(chosen, answers(chosen, PATH_PIN, body), "pinned")
+    _show(chosen, answers(chosen, PATH_PIN, body), "pinned")
 
 
 def unpin(chosen: Chosen, dry_run: DryRun = False) -> None:
     """End pins before their time."""
-    show(chosen, answers(chosen, PATH_UNPIN, chosen.body("unpin") | {"dry_run": dry_run}), "unpinned")
+    _show(chosen, answers(chosen, PATH_UNPIN, chosen.body("unpin") | {"dry_run": dry_run}), "unpinned")
 
 
 def prefetch(chosen: Chosen, dry_run: DryRun = False) -> None:
     """Bring chunks from lower tiers into memory."""
     body = chosen.body("prefetch") | {"dry_run": dry_run}
-    show(chosen, answers(chosen, PATH_PREFETCH, body), "brought into memory")
+    _show(chosen, answers(chosen, PATH_PREFETCH, body), "brought into memory")
 
 
 def move(
@@ -180,7 +184,7 @@ def move(
     """Put chunks into another tier, or into the memory of another replica."""
     body = chosen.body("move") | {"to": to, "copy": copy, "dry_run": dry_run}
     found = answers(chosen, PATH_MOVE, body, prefer_router=to not in _TIERS)
-    show(chosen, found, "copied" if copy else "moved")
+    _show(chosen, found, "copied" if copy else "moved")
 
 
 def compress(
@@ -190,7 +194,7 @@ def compress(
 ) -> None:
     """Store chunks compressed where they lie as they are."""
     body = chosen.body("compress") | {"tier": tier.value, "dry_run": dry_run}
-    show(chosen, answers(chosen, PATH_COMPRESS, body), "compressed")
+    _show(chosen, answers(chosen, PATH_COMPRESS, body), "compressed")
 
 
 def decompress(
@@ -200,7 +204,7 @@ def decompress(
 ) -> None:
     """Store chunks as they are where they lie compressed."""
     body = chosen.body("decompress") | {"tier": tier.value, "dry_run": dry_run}
-    show(chosen, answers(chosen, PATH_DECOMPRESS, body), "decompressed")
+    _show(chosen, answers(chosen, PATH_DECOMPRESS, body), "decompressed")
 
 
 def retire(
@@ -213,7 +217,11 @@ def retire(
     """Take authority from cached state: by tag, token prefix, LoRA adapter or model revision."""
     body = chosen.body("retire", required=False) | {"dry_run": dry_run}
     body |= {} if revision is None else {"revision": revision}
-    show(chosen, answers(chosen, PATH_RETIRE, body, prefer_router=True), "retired")
+    _show(chosen, answers(chosen, PATH_RETIRE, body, prefer_router=True), "retired")
+
+
+def _show(chosen: Chosen, found: Found, verb: str) -> None:
+    show(chosen, found, functools.partial(changed, verb))
 
 
 def seconds_of(text: str) -> float:

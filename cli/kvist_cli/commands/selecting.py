@@ -6,7 +6,7 @@ import functools
 import inspect
 import json as jsonlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -49,7 +49,7 @@ _SELECTORS: Final[tuple[tuple[str, Any, Any], ...]] = (
     ("messages", Messages, None),
     ("key", Key, []),
     ("tag", Tag, None),
-    ("everything", Everything, False),
+    ("all", Everything, False),
     ("salt", Salt, ""),
     ("lora", Lora, ""),
     ("lora_revision", LoraRevision, ""),
@@ -73,7 +73,7 @@ class Chosen:
     messages: Path | None
     key: list[str]
     tag: str | None
-    everything: bool
+    all: bool
     salt: str
     lora: str
     lora_revision: str
@@ -96,7 +96,7 @@ class Chosen:
             "--messages": self.messages and _messages(self.messages),
             "--key": self.key and {"keys": self.key},
             "--tag": self.tag is not None and {"tag": self.tag},
-            "--all": self.everything and {"all": True},
+            "--all": self.all and {"all": True},
         }
         used = [way for way in ways.values() if way]
         if len(used) > 1 or (required and not used):
@@ -105,15 +105,17 @@ class Chosen:
         return (used[0] if used else {}) | {field: value for field, value in more.items() if value}
 
 
-def selecting(function: Callable[..., None]) -> Callable[..., None]:
+def selecting(function: Callable[..., None], without_all: bool = False) -> Callable[..., None]:
     """Give a command the options of selection and target; it gets them as its first argument."""
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-    front, back = _parameters(_SELECTORS), _parameters(_TARGETS)
+    left_out = {"all": False} if without_all else {}
+    front = _parameters(option for option in _SELECTORS if option[0] not in left_out)
+    back = _parameters(_TARGETS)
 
     @functools.wraps(function)
     def command(**given: Any) -> None:
         rest = {parameter.name: given.pop(parameter.name) for parameter in own}
-        function(Chosen(**given), **rest)
+        function(Chosen(**given, **left_out), **rest)
 
     ordered = [*front, *(parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own), *back]
     command.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
@@ -140,23 +142,24 @@ def answers(chosen: Chosen, path: str, body: Answer, prefer_router: bool = False
     urls = target.agent_urls(chosen.name, chosen.run_dir, chosen.agent, os.environ)
     found = ask_all("POST", {name: url + path for name, url in urls.items()}, body, CONTROL_DEADLINE, token)
     for answer in found.values():
-        if set(answer) == {"error"}:
-            raise AskError(answer["error"])
+        refusal = refusal_of(answer)
+        if refusal is not None:
+            raise AskError(refusal)
     return Found(found, [])
 
 
-def show(chosen: Chosen, found: Found, verb: str) -> None:
+def refusal_of(answer: Answer) -> str | None:
+    """Why a replica did not do it; a router says the status beside it."""
+    return str(answer["error"]) if "error" in answer else None
+
+
+def show(chosen: Chosen, found: Found, line: Callable[[Answer], str]) -> None:
     """One line a replica, or JSON; exit code 1 when some did not do it."""
     if chosen.json:
         print_json(found.replicas | ({"incomplete": found.incomplete} if found.incomplete else {}))
     else:
         for replica, answer in found.replicas.items():
-            console().print(f"{replica}: {_line(answer, verb)}", markup=False)
-    end(chosen, found)
-
-
-def end(chosen: Chosen, found: Found) -> None:
-    """Say which replicas did not do it, and exit with 1 when there are any."""
+            console().print(f"{replica}: {refusal_of(answer) or line(answer)}", markup=False)
     if found.incomplete:
         if not chosen.json:
             console().print(f"incomplete: {', '.join(found.incomplete)}", markup=False)
@@ -172,9 +175,8 @@ def read_tokens(path: Path) -> list[int]:
         raise ConfigError(f"--tokens {path}: must hold token ids: {error}") from error
 
 
-def _line(answer: Answer, verb: str) -> str:
-    if set(answer) == {"error"}:
-        return str(answer["error"])
+def changed(verb: str, answer: Answer) -> str:
+    """What a replica did, or would do."""
     would = "would be " if answer.get("dry_run") else ""
     remarks = {
         "leased": "in use stay",
@@ -221,7 +223,7 @@ def _stdin() -> str:
     return typer.get_text_stream("stdin").read()
 
 
-def _parameters(options: tuple[tuple[str, Any, Any], ...]) -> list[inspect.Parameter]:
+def _parameters(options: Iterable[tuple[str, Any, Any]]) -> list[inspect.Parameter]:
     kind = inspect.Parameter.KEYWORD_ONLY
     return [
         inspect.Parameter(name, kind, default=default, annotation=option) for name, option, default in options
