@@ -115,7 +115,7 @@ def selecting(function: Callable[..., None], without_all: bool = False) -> Calla
     @functools.wraps(function)
     def command(**given: Any) -> None:
         rest = {parameter.name: given.pop(parameter.name) for parameter in own}
-        function(Chosen(**given, **left_out), **rest)
+        function(Chosen(**(given | left_out)), **rest)
 
     ordered = [*front, *(parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own), *back]
     command.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
