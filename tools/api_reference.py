@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvist_operator.crd import crd
+from kvist_operator.crd import crd, without_note
 from kvist_operator.render.merge import MERGE_KEYS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,6 +26,13 @@ to the routers' Services, or any OpenAI-compatible gateway. Within v1alpha1 fiel
 `kubectl wait --for=condition=Ready cc/NAME` returns when a request through the router would succeed;
 `kubectl scale cc/NAME --replicas=N` and autoscalers write `spec.engine.replicas`."""
 
+_AMOUNTS = """\
+A `quantity` is a number of bytes, or a number with a suffix: `k`, `M`, `G`, `T`, `P` are powers of 1000,
+`Ki`, `Mi`, `Gi`, `Ti`, `Pi` powers of 1024: `4096`, `512Mi`, `1.5G`. There is no `B` in it: `1G`, not `1GB`.
+A `duration` is a whole number of seconds, or a number with one of the units `ms`, `s`, `m`, `h`, `d`, without
+a space: `120`, `30s`, `1.5h`, `7d`. Units are not added up: `90m`, not `1h30m`. A duration in quotes needs
+its unit: `120` or `"120s"`, not `"120"`. For other texts the API server names the pattern that they miss."""
+
 _OVERLAY = """\
 `engine.podTemplate` and `router.podTemplate` are laid over the pod template that the operator renders, as a
 strategic merge: mappings are merged, `null` takes a field away, lists of this table are merged by their key
@@ -39,6 +46,7 @@ def page() -> str:
     schema = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     parts = [_HEAD, "## Rules", "The API server refuses what breaks one of these."]
     parts.append(table(("where", "rule"), rules(schema, "")))
+    parts += ["## Quantities and durations", _AMOUNTS]
     for name, section in schema["properties"]["spec"]["properties"].items():
         parts += [f"## spec.{name}", text_of(section)]
         parts.append(table(("field", "type", "what"), fields(section, "")))
@@ -106,8 +114,8 @@ def table(columns: Row, rows: Any) -> str:
 
 
 def text_of(node: dict[str, Any]) -> str:
-    """The description in one line."""
-    return " ".join(node.get("description", "").split())
+    """The description in one line, without what the page says once for all fields of a type."""
+    return without_note(" ".join(node.get("description", "").split()))
 
 
 def main(argv: Sequence[str] = ()) -> int:

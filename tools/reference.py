@@ -21,7 +21,7 @@ from kvist_connector import names
 from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.engines.vllm.config import ExtraConfig
 from kvist_connector.settings import field_names
-from kvist_operator.crd import crd
+from kvist_operator.crd import crd, without_note
 from kvist_operator.settings import OperatorSettings
 from kvist_router.settings import RouterSettings
 
@@ -99,7 +99,7 @@ def schema_rows(schema: dict[str, Any], prefix: str) -> Iterator[Row]:
     """Fields of one object and of those inside it."""
     for name, inner in schema.get("properties", {}).items():
         many = inner.get("type") == "array"
-        yield f"`{prefix}{name}{'[]' if many else ''}`", one_line(inner.get("description"))
+        yield f"`{prefix}{name}{'[]' if many else ''}`", without_note(one_line(inner.get("description")))
         item = inner.get("items", {}) if many else inner
         yield from schema_rows(item, f"{prefix}{name}{'[]' if many else ''}.")
 

@@ -47,7 +47,8 @@ def _bytes_of(text: Any) -> int:
         return text
     match = _FORM.fullmatch(str(text).strip())
     if match is None or match[2] not in _POWERS:
-        raise ValueError(f"a size is a number with one of the suffixes {', '.join(filter(None, _POWERS))}")
+        suffixes = ", ".join(filter(None, _POWERS))
+        raise ValueError(f"a size is a number with one of the suffixes {suffixes}, such as 512Mi or 1G")
     number, power = match[1], _POWERS[match[2]]
     if "." not in number:
         return int(number) * power

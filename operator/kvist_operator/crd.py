@@ -34,6 +34,9 @@ _KEPT: Final = (
     "maxProperties",
     "required",
 )
+# What a reader of `kubectl explain` and of the API server's refusal needs beside the pattern.
+_QUANTITY_NOTE: Final = "A quantity: bytes, or a number with k, M, G, T, P, Ki, Mi, Gi, Ti or Pi, as 512Mi."
+_DURATION_NOTE: Final = "A duration: seconds, or a number with ms, s, m, h or d, as 30s or 90m."
 _PRESERVE: Final = "x-kubernetes-preserve-unknown-fields"
 
 
@@ -75,6 +78,11 @@ def schema() -> dict[str, Any]:
     return body
 
 
+def without_note(description: str) -> str:
+    """A field's description without what is the same for all of its type; pages say that once."""
+    return description.removesuffix(_QUANTITY_NOTE).removesuffix(_DURATION_NOTE).rstrip()
+
+
 def _version() -> dict[str, Any]:
     return {
         "name": _VERSION,
@@ -90,6 +98,7 @@ def _version() -> dict[str, Any]:
         },
         "additionalPrinterColumns": [
             _column("Ready", "string", '.status.conditions[?(@.type=="Ready")].status'),
+            _column("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason'),
             _column("Replicas", "integer", ".status.replicas"),
             _column("Hit", "string", ".status.hit"),
             _column("Endpoint", "string", ".status.endpoint"),
@@ -112,6 +121,9 @@ def _structural(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, 
         result["enum"] = [node["const"]]
     if "exclusiveMinimum" in node:
         result |= {"minimum": node["exclusiveMinimum"], "exclusiveMinimum": True}
+    if result.get("x-kubernetes-int-or-string") and "pattern" in result:
+        note = _DURATION_NOTE if "(ms|s|m|h|d)" in result["pattern"] else _QUANTITY_NOTE
+        result["description"] = f"{result['description']} {note}"
     if result.get("type") == "object":
         result |= _object(node, definitions)
     if result.get("type") == "array":

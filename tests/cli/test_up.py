@@ -339,6 +339,16 @@ def test_check_starts_nothing_and_names_what_would_run(shell: Shell, smollm2: Pa
     assert "would run engine-0, router" in done.stdout
 
 
+def test_an_endpoint_that_would_be_open_against_its_manifest_is_refused(shell: Shell, smollm2: Path) -> None:
+    keys = {"name": "api", "key": "keys"}
+    tenants = [{"name": "research", "apiKeys": keys}]
+    shell.write(smollm2, router={"auth": {"apiKeys": keys}, "tenants": tenants})
+    done = shell.up("--check")
+    assert done.returncode == 2, done.stdout
+    assert "spec.router.auth.apiKeys: 'api/keys': kvist up does not enforce it" in done.stderr
+    assert "spec.router.tenants: 'research': kvist up does not enforce it" in done.stderr
+
+
 def test_a_secret_of_a_shared_tier_is_a_file_that_must_be_there(shell: Shell, smollm2: Path) -> None:
     redis = {"urls": ["redis://redis.example:6379"], "password": {"name": "redis", "key": "password"}}
     shell.write(smollm2, cache={"remote": {"redis": redis}})

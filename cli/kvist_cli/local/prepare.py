@@ -22,7 +22,7 @@ from kvist_operator.plan.tiers import external_secrets
 from kvist_operator.render.local import Machine, Process, render
 from kvist_operator.spec import CacheCluster
 from kvist_operator.spec.checks import first_violation
-from kvist_operator.spec.local_use import ignored_locally
+from kvist_operator.spec.local_use import ignored_locally, refused_locally
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,9 @@ def prepare(
     cluster: CacheCluster, options: Options, environment: Mapping[str, str], on_event: OnEvent
 ) -> Prepared:
     """Resolve, plan, render and check; may convert or fetch a model, which `on_event` hears of."""
+    refused = refused_locally(cluster)
+    if refused:
+        raise ConfigError("\n".join(refused))
     ignored = ignored_locally(cluster)
     if ignored:
         on_event(Event(EventKind.NOTE, "", f"only for Kubernetes, not used here: {', '.join(ignored)}"))

@@ -55,7 +55,7 @@ def _seconds_of(value: Any) -> float:
         return float(value)
     match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
-        raise ValueError("a duration is a number with one of the units ms, s, m, h, d, such as 30s")
+        raise ValueError("a duration is a number with one of the units ms, s, m, h, d, such as 30s or 90m")
     return float(match[1]) * _UNITS[match[2]]
 
 

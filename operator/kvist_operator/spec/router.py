@@ -53,7 +53,8 @@ class RouterAuth(Section):
     api_keys: SecretRef | None = Field(
         default=None,
         description="Secret with accepted API keys, hashed, one a line: sha256:HEX, or sha256:HEX TENANT. "
-        "They may change while routers run. Kubernetes only. Default: none, no check without tenants.",
+        "They may change while routers run. Kubernetes only, refused by kvist up. Default: none, no check "
+        "without tenants.",
     )
 
 
@@ -150,13 +151,13 @@ class Router(Section):
     )
     tls: RouterTls | None = Field(
         default=None,
-        description="TLS at the router; new certificates are taken while routers run. Kubernetes only. "
-        "Default: none, HTTP.",
+        description="TLS at the router; new certificates are taken while routers run. Kubernetes only, "
+        "refused by kvist up. Default: none, HTTP.",
     )
     tenants: Named[Tenant] = Field(
         default=(),
-        description="Tenants whose KV is kept apart, each with API keys of its own. Kubernetes only. "
-        "Default: none.",
+        description="Tenants whose KV is kept apart, each with API keys of its own. Kubernetes only, "
+        "refused by kvist up. Default: none.",
     )
     env: Named[EnvVar] = Field(
         default=(),
