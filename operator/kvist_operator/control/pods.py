@@ -29,6 +29,8 @@ _REMEDIES: Final = {
     "CreateContainerError": "check command and mounts in podTemplate",
     "RunContainerError": "check command and mounts in podTemplate",
     "Unschedulable": "add a node that fits, or ask for less in resources",
+    "Unbound": "create the PersistentVolumeClaim in this namespace, or correct its name "
+    "(model.volume.claimName, podTemplate); kubectl describe pvc says why one is not bound",
     "OOMKilled": "raise its memory limit",
     "Failed": "read its log and kubectl describe pod",
     "NotStarted": "kubectl describe pod names the volume or the network that it waits for",
@@ -111,7 +113,10 @@ def _since(condition: Mapping[str, Any], meta: Mapping[str, Any]) -> datetime.da
 def _broken(status: Mapping[str, Any], conditions: Mapping[str, Any], now: datetime.datetime) -> str:
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("reason") == "Unschedulable":
-        return _told("Unschedulable", "no node takes it", scheduled.get("message"))
+        message = str(scheduled.get("message") or "")
+        # A bigger node mends no claim. The scheduler has both spellings, and no reason of its own for it.
+        remedy = "Unbound" if "persistentvolumeclaim" in message.lower() else "Unschedulable"
+        return _told("Unschedulable", "no node takes it", message, remedy)
     if status.get("phase") == "Failed":
         return _told(status.get("reason") or "Failed", "it ended", status.get("message"))
     listed = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
@@ -157,6 +162,6 @@ def _container(container: Mapping[str, Any]) -> str:
     return _told(str(reason), name, waiting.get("message")) if reason in _REMEDIES else ""
 
 
-def _told(reason: str, what: str, more: str | None) -> str:
+def _told(reason: str, what: str, more: str | None, remedy: str = "") -> str:
     detail = f" ({more[:200]})" if more else ""
-    return f"{reason}: {what}{detail}; {_REMEDIES.get(reason, 'see kubectl describe pod')}"
+    return f"{reason}: {what}{detail}; {_REMEDIES.get(remedy or reason, 'see kubectl describe pod')}"

@@ -42,20 +42,29 @@ def test_readiness_is_read_from_conditions_and_gates() -> None:
     assert (read({"conditions": listed}, spec).ready, read({"conditions": listed}, spec).gate) == (True, True)
 
 
+def unschedulable(message: str) -> dict[str, Any]:
+    told = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return {"conditions": [told]}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        '0/1 nodes are available: persistentvolumeclaim "models" not found. preemption: not helpful.',
+        "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
+    ],
+)
+def test_a_claim_that_is_missing_or_unbound_is_no_want_of_room(message: str) -> None:
+    broken = read(unschedulable(message)).broken
+    assert broken.startswith(f"Unschedulable: no node takes it ({message}); create the PersistentVolumeClaim")
+    assert "add a node" not in broken
+
+
 @pytest.mark.parametrize(
     ("status", "reason", "remedy"),
     [
         (
-            {
-                "conditions": [
-                    {
-                        "type": "PodScheduled",
-                        "status": "False",
-                        "reason": "Unschedulable",
-                        "message": "0/1 nodes are available: 1 Insufficient cpu.",
-                    }
-                ]
-            },
+            unschedulable("0/1 nodes are available: 1 Insufficient cpu."),
             "Unschedulable: no node takes it (0/1 nodes are available: 1 Insufficient cpu.)",
             "add a node that fits, or ask for less in resources",
         ),
