@@ -76,6 +76,13 @@ def test_the_charts_crd_is_the_one_of_the_spec() -> None:
     assert copy == source, "run `cp crds/cachecluster.yaml charts/kvist/files/`"
 
 
+def test_a_cluster_that_is_not_ready_is_listed_with_the_reason() -> None:
+    document = yaml.safe_load((ROOT / "crds" / "cachecluster.yaml").read_text())
+    columns = {item["name"]: item for item in document["spec"]["versions"][0]["additionalPrinterColumns"]}
+    assert columns["Reason"]["jsonPath"] == '.status.conditions[?(@.type=="Ready")].reason'
+    assert "priority" not in columns["Reason"]
+
+
 def test_the_crd_is_a_template_that_an_uninstall_keeps(helm: str) -> None:
     (crd,) = of_kind(objects(helm, [], crds=True), "CustomResourceDefinition")
     assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
@@ -86,6 +93,19 @@ def test_helm_finds_nothing_to_complain_about(helm: str) -> None:
     done = run(helm, "lint", "--strict", str(CHART))
     assert done.returncode == 0, done.stdout
     assert "[WARNING]" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("served", "namespace"),
+    [("watchNamespaces={team-a,team-b}", " -n team-a"), ("replicas=2", "")],
+)
+def test_the_notes_put_the_first_cluster_where_an_operator_looks(
+    helm: str, served: str, namespace: str
+) -> None:
+    done = run(helm, "install", "kvist", str(CHART), "--dry-run=client", "--set", served)
+    assert done.returncode == 0, done.stderr
+    for command in ("apply{} -f -", "wait --for=condition=Ready cc/first{} --", "describe cc first{}\n"):
+        assert f"kubectl {command.format(namespace)}" in done.stdout
 
 
 @pytest.mark.parametrize(
