@@ -149,6 +149,17 @@ async def test_half_of_a_surrogate_pair_is_the_engines_to_judge(router, http, pa
         assert engine.received[-1].body == sent
 
 
+@pytest.mark.parametrize("field", ["chat_template_kwargs", "reasoning_effort", "documents", "tools"])
+async def test_arguments_of_a_template_that_are_none_are_the_engines_to_judge(router, http, field) -> None:
+    async with FakeEngine() as engine:
+        running = await router(replicas=replicas(engine))
+        for value in ("a", 5, True, [1], [["a", 1]], [{}], 1e300):
+            sent = json.dumps({"messages": [{"role": "user", "content": "a"}], field: value}).encode()
+            async with http.post(running.url + CHAT, data=sent) as answer:
+                assert answer.status == 200, await answer.text()
+            assert engine.received[-1].body == sent
+
+
 async def test_unknown_model_is_404_and_names_the_served_ones(router, http) -> None:
     async with FakeEngine() as engine:
         running = await router(replicas=replicas(engine))

@@ -38,7 +38,7 @@ def check(message: feed.FeedMessage) -> None:
     """Raises FeedError that names the first figure which cannot be."""
     for name, value, most in _figures(message):
         if not 0 <= value <= most:  # false of NaN, too
-            raise FeedError(f"{name} is {value!r:.40}, which is not in 0..{most:g}")
+            raise FeedError(f"{name} is {value!r:.40}, which is not in 0..{most:.15g}")
 
 
 def _figures(message: feed.FeedMessage) -> Iterator[_Figure]:

@@ -40,7 +40,10 @@ class RemoteTokenizer:
     async def chat(self, url: str, fields: dict[str, Any]) -> bytes | None:
         """Packed tokens of a chat request."""
         question = {name: fields[name] for name in _CHAT_FIELDS if fields.get(name) is not None}
-        kwargs = dict(fields.get("chat_template_kwargs") or {})
+        given = fields.get("chat_template_kwargs") or {}
+        if not isinstance(given, dict):  # the engine refuses it in its own words
+            return None
+        kwargs = dict(given)
         effort = fields.get("reasoning_effort")
         if effort is not None:  # as vLLM's chat endpoint passes it to the template
             kwargs.setdefault("enable_thinking", effort != "none")
