@@ -149,6 +149,17 @@ async def test_half_of_a_surrogate_pair_is_the_engines_to_judge(router, http, pa
         assert engine.received[-1].body == sent
 
 
+async def test_roles_that_are_no_texts_are_the_engines_to_judge(router, http) -> None:
+    async with FakeEngine() as engine:
+        running = await router(replicas=replicas(engine))
+        for role in ([], {}, [["a"]], 5, None, ""):
+            for path, name in (("chat/completions", "messages"), ("responses", "input")):
+                sent = json.dumps({name: [{"role": role, "content": "a"}]}).encode()
+                async with http.post(f"{running.url}/v1/{path}", data=sent) as answer:
+                    assert answer.status == 200, await answer.text()
+                assert engine.received[-1].body == sent
+
+
 @pytest.mark.parametrize("field", ["chat_template_kwargs", "reasoning_effort", "documents", "tools"])
 async def test_arguments_of_a_template_that_are_none_are_the_engines_to_judge(router, http, field) -> None:
     async with FakeEngine() as engine:

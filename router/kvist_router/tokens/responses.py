@@ -15,7 +15,7 @@ _ENGINE_ONLY = frozenset({
     "previous_response_id", "previous_input_messages", "conversation", "prompt", "tools", "media_io_kwargs",
     "mm_processor_kwargs",
 })  # fmt: skip
-_ROLES = frozenset({"system", "developer", "user"})
+_ROLES = ("system", "developer", "user")  # no set: a client may give a role that has no hash
 
 
 def as_chat(fields: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def template_variables(fields: dict[str, Any], used: Set[str]) -> dict[str, Any]
     given = _keywords(fields)
     effort = fields.get("reasoning_effort")
     if effort is not None:
-        if effort not in _EFFORTS:
+        if not isinstance(effort, str) or effort not in _EFFORTS:
             raise NotExact("reasoning_effort")
         given.setdefault("enable_thinking", effort != "none")
         given["reasoning_effort"] = effort
