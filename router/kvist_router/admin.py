@@ -121,6 +121,7 @@ def describe(replica: Replica) -> dict[str, Any]:
         "pending_keys": len(replica.pending),
         "outstanding": {"tokens": replica.outstanding_tokens, "requests": replica.outstanding_requests},
         "prefill_seconds_per_token": replica.speeds.prefill.linear,
+        "prefill_measured": replica.speeds.measured,  # else a prior
         "correction": replica.speeds.correction,
         "held_seconds": replica.held_seconds,
         "load": replica.load,

@@ -120,7 +120,7 @@ class MindMetrics:
         )
         self.saved = Counter(
             "kvist_router_saved_seconds_total",
-            "Estimated: recompute time of reused tokens minus their load time.",
+            "Estimated: recompute minus load time of reused tokens, once an engine's speed is measured.",
             registry=registry,
         )
         self.mismatches = Counter(

@@ -91,6 +91,12 @@ def test_bad_input_is_named(arguments, words, tmp_path, monkeypatch):
     assert words in done.output
 
 
+def test_a_manifests_model_that_is_no_folder_leads_to_one(tmp_path):
+    (tmp_path / "cluster.yaml").write_text(MANIFEST.format(model="owner/model"))
+    done = run("size", tmp_path / "cluster.yaml")
+    assert (done.exit_code, "`kvist model path owner/model`" in done.output) == (2, True)
+
+
 def test_bench_eviction_compares_rules_with_the_optimum(tmp_path):
     prompts = [[0, 1], [0, 2], [0, 3], [0, 1]] * 50
     lines = [json.dumps({"input_length": 1024, "hash_ids": ids}) for ids in prompts]

@@ -10,7 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from kvist_cli.app import app
 from kvist_connector.keys import chunk_keys, root_key, tail_keys
 from kvist_connector.planner import PrefillModel
 from kvist_connector.protocol.engine import EngineLoad, RequestRecord
@@ -276,6 +278,23 @@ async def test_predictions_are_joined_with_what_happened(cluster, until, http) -
         assert (await answer.json())["replicas"][0]["feed"]["keys"] == 3
     async with http.get(f"{started.running.admin_url}/v1/kvist/decisions/nobody") as answer:
         assert answer.status == 404
+
+
+async def test_savings_count_once_the_engines_speed_is_measured(cluster, until) -> None:
+    agent = FakeAgent(opening(), {Tier.MEMORY: KEYS[:3]})
+    started = await cluster(agent)
+    replica, admin = started.mind.replicas["r0"], started.running.admin_url
+
+    async def said_after_a_request() -> str:
+        decision = await started.decide()
+        agent.record(record(decision.id, len(TOKENS), KEYS[-1], memory=768))
+        await until(lambda: started.mind.records.get(decision.id).actual is not None)
+        return (await asyncio.to_thread(CliRunner().invoke, app, ["status", "--router", admin])).output
+
+    assert "prefill saved is not measured yet" in await said_after_a_request()
+    agent.load(EngineLoad(prefill_seconds_per_token=0.01))
+    await until(lambda: replica.speeds.measured)
+    assert "7.7 s of prefill saved (estimated)" in await said_after_a_request()
 
 
 async def test_a_prefill_is_over_when_the_engine_says_so_not_when_the_whole_answer_is_there(

@@ -136,7 +136,8 @@ def _of_cluster(cluster: CacheCluster, path: Path) -> Asked:
     folder, cache = Path(cluster.spec.model.name), cluster.spec.cache
     if not folder.is_dir():
         raise ConfigError(
-            f"{path}: spec.model.name: '{folder}' is no folder here: give the model's config.json instead"
+            f"{path}: spec.model.name: '{folder}' is no folder here: give the one that "
+            f"`kvist model path {folder}` prints, or the model's config.json"
         )
     tiers = {"memory": cache.memory, "disk": cache.disk.size if cache.disk is not None else 0}
     return Asked(_config(folder / _CONFIG), cluster.spec.engine.dtype, tiers)

@@ -142,7 +142,10 @@ def _show_answers(report: dict[str, Any]) -> None:
         out.print(f"{replica}: {tier_line(answer)}", markup=False)
     out.print(f"router: {router_line(report['router'])}", markup=False)
     if report["hits"] is not None:
-        out.print(f"hits since the router started: {hit_line(report['hits'])}", markup=False)
+        out.print(
+            f"hits since the router started: {hit_line(report['hits'], _prefill_measured(report['router']))}",
+            markup=False,
+        )
 
 
 def router_line(answer: dict[str, Any] | None) -> str:
@@ -157,15 +160,23 @@ def router_line(answer: dict[str, Any] | None) -> str:
     return "; ".join(parts)
 
 
-def hit_line(hits: dict[str, Any]) -> str:
-    """The three figures."""
+def _prefill_measured(router: dict[str, Any] | None) -> bool:
+    return any(replica.get("prefill_measured", True) for replica in (router or {}).get("replicas", ()))
+
+
+def hit_line(hits: dict[str, Any], measured: bool = True) -> str:
+    """The three figures; `measured`: whether an engine has told how fast it computes prompts."""
     if set(hits) == {"error"}:
         return str(hits["error"])
     if hits["requests"] is None:
         return "no requests recorded yet"
-    return (
-        f"{100 * hits['requests']:.1f} % of requests, {100 * hits['tokens']:.1f} % of prompt tokens, "
+    saved = (
         f"{hits['seconds_saved']:.1f} s of prefill saved (estimated)"
+        if measured
+        else "prefill saved is not measured yet"
+    )
+    return (
+        f"{100 * hits['requests']:.1f} % of requests, {100 * hits['tokens']:.1f} % of prompt tokens, {saved}"
     )
 
 

@@ -105,8 +105,9 @@ class Outcomes:
             metrics.hit_requests.inc()
         for tier in Tier:
             metrics.hit_tokens.labels(tier.label).inc(max(0, record.hit_tokens.get(tier, 0)))
-        saved = replica.speeds.prefill.seconds(0, reused) - record.load_seconds
-        metrics.saved.inc(max(0.0, saved))
+        if replica.speeds.measured:
+            saved = replica.speeds.prefill.seconds(0, reused) - record.load_seconds
+            metrics.saved.inc(max(0.0, saved))
 
     def _compare(self, decision: DecisionRecord, record: RequestRecord) -> None:
         same_length = decision.prompt_tokens == record.prompt_tokens
