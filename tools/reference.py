@@ -43,7 +43,8 @@ def page() -> str:
         "Of responses through the router. Inbound headers that start with `x-kvist-` are dropped.",
         table(("header", "constant"), constants("HEADER_")),
         "## HTTP paths",
-        "Bodies are in [architecture.md](architecture.md).",
+        "Bodies: controls in [controls.md](controls.md), other paths of agents in "
+        "[architecture.md](architecture.md), of routers in [router.md](router.md).",
         table(("path", "constant"), constants("PATH_")),
         "## Label names of metrics",
         table(("label", "constant"), constants("LABEL_")),
@@ -76,7 +77,11 @@ def constants(prefix: str) -> list[Row]:
 
 def settings(title: str, program: str, cls: type[BaseModel], prefix: str | None) -> str:
     """One program's settings, with default and description."""
-    ways = f" Environment: `{prefix}` + name in upper case, `.` as `__`; flags: `--name`." if prefix else ""
+    ways = (
+        f" Environment: `{prefix}` + name in upper case, `.` as `__`; flags: `--` + name, `_` as `-`."
+        if prefix
+        else ""
+    )
     rows = [(f"`{name}`", default_of(field), one_line(field.description)) for name, field in field_names(cls)]
     return f"## {title} settings\n\n{program}.{ways}\n\n" + table(("name", "default", "what"), rows)
 

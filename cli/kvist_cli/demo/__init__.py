@@ -1,4 +1,4 @@
-"""The demo: what Kvist does to one conversation, on real engines. `command` is `kvist demo`."""
+"""The demo: what Kvist does to six conversations, on real engines. `command` is `kvist demo`."""
 
 from kvist_cli.demo.entry import command, register
 

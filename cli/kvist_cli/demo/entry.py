@@ -90,7 +90,7 @@ def _trace(quick: bool) -> trace.Trace:
 def _play(screen: Screen, quick: bool, model: str, folder: Path, json_file: Path | None, keep: bool) -> bool:
     if json_file is not None:
         _check_writable(json_file)
-    screen.note("three replays of one conversation on two engines; engines take a minute or two to start")
+    screen.note("three replays of six conversations on two engines; engines take a minute or two to start")
     token_bytes = _token_bytes(model, screen)
     demo = Demo(_trace(quick), trace.load().text, model, screen, _starter(screen), folder, token_bytes)
     measured = demo.run(_keeper(screen) if keep else None)

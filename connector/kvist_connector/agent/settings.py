@@ -1,4 +1,4 @@
-"""Settings of one agent. Parsed once in the composition root; docs/architecture.md shows the table."""
+"""Settings of one agent. Parsed once in the composition root; docs/reference.md shows the table."""
 
 from __future__ import annotations
 
