@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,8 @@ from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.agent.token_file import TokenFile
 from kvist_connector.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
 _EXAMPLES = """examples:
   python -m kvist_connector --replica r0 --socket /run/kvist/r0.sock --arena /dev/shm/r0.arena --memory 4Gi
   python -m kvist_connector --config agent.yaml --disk.path /var/cache/kvist --disk.size 100Gi
@@ -34,6 +37,8 @@ disk: {size: ...} and KVIST_AGENT_DISK__SIZE."""
 _EXIT_CONFIG = 2
 _EXIT_FAILED = 1
 _THREADS = 4
+# Seconds for everything but write-behind when the agent ends.
+_CLOSING = 5.0
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -85,6 +90,7 @@ async def _serve(settings: AgentSettings) -> int:
                 agent.peer_port(peer_port)
             _announce(settings, port, peer_port)
             await agent.supervisor.stopping.wait()
+            _end_within(settings.shutdown_deadline + _CLOSING)
             await agent.drain()
         finally:
             agent.end_streams()
@@ -94,6 +100,18 @@ async def _serve(settings: AgentSettings) -> int:
             control.remove()
             await agent.close()
     return _EXIT_FAILED if agent.supervisor.failed else 0
+
+
+def _end_within(seconds: float) -> None:
+    """Threads in a hung file system cannot be stopped, and neither can a process that waits for them."""
+
+    def end() -> None:
+        log.error("something does not come back within %g s of the end: ending without it", seconds)
+        os._exit(_EXIT_FAILED)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
 
 
 def _token(setting: str, path: Path | None) -> TokenFile | None:

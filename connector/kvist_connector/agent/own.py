@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -12,13 +13,16 @@ from kvist_connector.agent.lower import LowerTier, Presence
 from kvist_connector.errors import IntegrityError, StorageFull
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.tiers.envelope import EnvelopeStore, Header
+from kvist_connector.tiers.hang import guard_of
+
+log = logging.getLogger(__name__)
 
 # A few files that cannot be deleted hinder nothing; from so many on no chunk is given up for them.
 _MOST_STUCK: Final = 8
 
 
 class OwnTier(LowerTier):
-    """`limit`: bytes it may hold."""
+    """`limit`: bytes it may hold. While its store hangs it offers nothing."""
 
     def __init__(
         self,
@@ -33,6 +37,9 @@ class OwnTier(LowerTier):
         self._limit = limit
         self._foreign: dict[bytes, tuple[int, Header]] = {}  # other fingerprints: never served, first to go
         self._stuck: dict[bytes, None] = {}  # their deletion failed: never served, tried again for room
+        self._guard = guard_of(store.inner)
+        if self._guard is not None:
+            self._guard.on_change = self._hang_changed
 
     @property
     def room(self) -> int:
@@ -54,6 +61,8 @@ class OwnTier(LowerTier):
             for key in self._catalog.keys(self.tier):
                 self._hide(key)
         self._fingerprint = fingerprint
+        if self._hangs:
+            return
         own = [(key, found) for key, found in self._foreign.items() if found[1].fingerprint == fingerprint]
         parents = {key: header.parent for key, (_, header) in own}
         for key, (size, header) in sorted(own, key=lambda item: item[1][1].index):
@@ -76,7 +85,13 @@ class OwnTier(LowerTier):
         for key in keys:
             self._catalog.leave_below(self.tier, key)
             self._delete_soon(key, self._fingerprint)
-        return len(keys), size
+        hidden = [key for key in self._foreign if self._is_hidden(key)] if self._hangs else []
+        size += sum(self._drop_hidden(key) for key in hidden)
+        return len(keys) + len(hidden), size
+
+    def drop(self, key: bytes) -> int | None:
+        """See LowerTier."""
+        return self._drop_hidden(key) if self._hangs and self._is_hidden(key) else super().drop(key)
 
     async def clear(self) -> tuple[int, int]:
         """See LowerTier."""
@@ -168,6 +183,29 @@ class OwnTier(LowerTier):
         self._delete_soon(key, self._fingerprint)
         await self.settled()
         return key not in self._stuck
+
+    @property
+    def _hangs(self) -> bool:
+        return self._guard is not None and self._guard.hangs
+
+    def _hang_changed(self) -> None:
+        if self._hangs:
+            # Else every lookup of them would wait for its deadline.
+            log.warning("%s tier: %s: nothing of it is used until they have", self.tier.label, self.problem)
+            for key in self._catalog.keys(self.tier):
+                self._hide(key)
+        else:
+            log.warning("%s tier: it is used again", self.tier.label)
+            self.serve(self._fingerprint)
+
+    def _is_hidden(self, key: bytes) -> bool:
+        found = self._foreign.get(key)
+        return found is not None and found[1].fingerprint == self._fingerprint
+
+    def _drop_hidden(self, key: bytes) -> int:
+        size, _ = self._foreign.pop(key)
+        self._delete_soon(key, self._fingerprint)
+        return size
 
     def _hide(self, key: bytes) -> None:
         chunk = self._catalog.get(key)

@@ -49,6 +49,13 @@ class DiskSettings(Settings):
         "none",
         description="none (default): a power cut may lose chunks, never serves wrong ones; data: sync files",
     )
+    deadline: float = Field(
+        30.0,
+        gt=0,
+        le=600,
+        description="seconds after which reading or writing one chunk counts as hanging: the disk is left "
+        "alone until it has come back; default 30",
+    )
     compression: Compression = Field("none", description=COMPRESSION)
 
 

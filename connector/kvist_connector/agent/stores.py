@@ -7,7 +7,7 @@ so and go on. What is wrong in the settings themselves is a ConfigError.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,10 +19,14 @@ from kvist_connector.tiers.base import ChunkStore
 from kvist_connector.tiers.coding import Coding
 from kvist_connector.tiers.disk import DiskStore
 from kvist_connector.tiers.envelope import EnvelopeStore
+from kvist_connector.tiers.hang import HangGuard
 from kvist_connector.tiers.metered import Meter, MeteredStore
 
 if TYPE_CHECKING:
     from kvist_connector.tiers.encryption import Keyring
+
+# Of the disk alone: threads in a hung file system must not be missed elsewhere.
+_DISK_THREADS = 4
 
 
 async def open_stores(
@@ -43,7 +47,9 @@ async def open_stores(
         found[Tier.PEER] = peers.store()
     disk = settings.disk
     if disk.path is not None:
-        found[Tier.DISK] = await DiskStore.open(disk.path, disk.size, disk.fsync, threads)
+        own = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
+        store = await DiskStore.open(disk.path, disk.size, disk.fsync, own, owned=True)
+        found[Tier.DISK] = HangGuard(store, disk.deadline, _DISK_THREADS)
     codings = {
         Tier.DISK: Coding(disk.compression, keys),
         Tier.PEER: Coding(),  # arenas hold chunks as they are

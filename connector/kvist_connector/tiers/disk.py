@@ -49,6 +49,7 @@ class DiskStore(ChunkStore):
         self._limit = limit
         self._fsync = fsync == "data"
         self._threads = threads
+        self._owned = False
         self._lock = lock
         self._files: dict[bytes, _File] = {}
         self._coming: dict[bytes, int] = {}  # sizes of writes in flight: they count against the limit
@@ -56,12 +57,16 @@ class DiskStore(ChunkStore):
 
     @classmethod
     async def open(
-        cls, root: Path, limit: int, fsync: Literal["none", "data"], threads: Executor
+        cls, root: Path, limit: int, fsync: Literal["none", "data"], threads: Executor, owned: bool = False
     ) -> DiskStore:
-        """Take the folder and learn what is in it; raises ConfigError when another agent has it."""
+        """Take the folder and learn what is in it; raises ConfigError when another agent has it.
+
+        `owned`: the threads end with the store.
+        """
         loop = asyncio.get_running_loop()
         lock = await loop.run_in_executor(threads, _take, root)
         store = cls(root, limit, fsync, threads, lock)
+        store._owned = owned
         store._files = await loop.run_in_executor(threads, _scan, root)
         store._used = sum(file.size for file in store._files.values())
         return store
@@ -122,6 +127,8 @@ class DiskStore(ChunkStore):
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+        if self._owned:
+            self._threads.shutdown(wait=False)
 
     def _forget(self, key: bytes) -> None:
         file = self._files.pop(key, None)

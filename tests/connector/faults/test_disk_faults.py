@@ -173,3 +173,37 @@ async def test_an_agent_without_file_descriptors_misses_and_recovers(process):
     agent._process.send_signal(signal.SIGTERM)
     _, said = await agent._process.communicate()
     assert said.decode().count("disk tier: read_failed") == 1
+
+
+@pytest.fixture
+async def hurried(tmp_path):
+    """An agent for which a disk hangs after a second, and that does not wait for it when it ends."""
+    agent = await AgentProcess.start(
+        tmp_path, disk__path=tmp_path / "disk", disk__deadline=1, lookup_deadline=3, shutdown_deadline=0
+    )
+    yield agent
+    if agent._process.returncode is None:
+        await agent.kill()
+
+
+async def test_a_disk_that_hangs_is_left_alone_and_does_not_keep_the_agent_from_ending(hurried, tmp_path):
+    """Opening a pipe for reading waits until somebody writes."""
+    agent = hurried
+    engine = await FakeEngine.start(agent.socket)
+    hung, well = keys_of(6), keys_of(2, first=1000)
+    for keys in (hung, well):
+        await engine.store(keys)
+        await engine.lookup(keys)
+    await agent.post("/v1/kvist/flush", {"deadline": DEADLINE})
+    await agent.post("/v1/kvist/clear", {"tier": "memory"})
+    for key in hung[:4]:
+        (path,) = (tmp_path / "disk").glob(f"??/{key.hex()}.kvist")
+        path.unlink()
+        os.mkfifo(path)
+    assert not (await engine.lookup(hung)).refs
+    assert "have not come back" in (await agent.stats())["tiers"]["disk"]["problem"]
+    # Nothing is promised of it, so nobody waits.
+    for keys in (well, hung):
+        assert (await engine.lookup(keys)).known == 0
+    await engine.stop()
+    assert await agent.terminate() == 1
