@@ -115,10 +115,10 @@ def _keeps_reasoning(message: Message) -> bool:
     """Whether the form that has reasoning fits better than OpenAI's own, which drops it.
 
     The one of which more fields are given fits better, and what decides a tie only the engine knows. OpenAI's
-    has no `tool_calls: null`, the other one no `content: null`.
+    has no `tool_calls: null`; the other one's `content: null` fits it better or worse by what else is given.
     """
     if message.get("content", "") is None:
-        return False
+        _unknown()
     if "tool_calls" in message and message["tool_calls"] is None:
         return True
     nulls = len(_NULLS & message.keys())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
 from kvist_connector.keys import pack_tokens
@@ -175,8 +175,17 @@ def pair(request: pytest.FixtureRequest, model_folder: Callable[[str], Path], fr
     return engine, ModelTokenizer(model_folder(request.param), 2**22, 10**9)
 
 
+CALL = {"id": "call12345", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+NULL_CONTENT = [
+    {"role": "user", "content": ""},
+    {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning": "why"},
+    {"role": "tool", "tool_call_id": "call12345", "content": ""},
+]
+
+
 @EVERYTHING
 @given(messages=conversation, options=options)
+@example(messages=NULL_CONTENT, options={})
 def test_every_chat_request_gives_the_engines_tokens(pair, messages, options: dict[str, Any]) -> None:
     engine, tokenizer = pair
     fields = {"messages": messages, **options}
