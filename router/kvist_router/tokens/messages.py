@@ -99,9 +99,9 @@ def _add_answer(result: Message, message: Message) -> None:
     if calls:
         result["tool_calls"] = [_call(call) for call in _list(calls)]
     reasoning = _reasoning(message)
-    if reasoning is None or not _keeps_reasoning(message):
-        return
-    result["reasoning"] = result["reasoning_content"] = reasoning
+    if reasoning is not None:
+        _expect_one_form(message)
+        result["reasoning"] = result["reasoning_content"] = reasoning
 
 
 def _reasoning(message: Message) -> str | None:
@@ -111,20 +111,14 @@ def _reasoning(message: Message) -> str | None:
     return None if not given or given[0] is None else _string(given[0])
 
 
-def _keeps_reasoning(message: Message) -> bool:
-    """Whether the form that has reasoning fits better than OpenAI's own, which drops it.
+def _expect_one_form(message: Message) -> None:
+    """Refuse what OpenAI's own form of an answer may fit better than the one that has reasoning.
 
-    The one of which more fields are given fits better, and what decides a tie only the engine knows. OpenAI's
-    has no `tool_calls: null`; the other one's `content: null` fits it better or worse by what else is given.
+    The engine takes the form of which more fields are given, and drops what that one lacks; what decides a
+    tie only the engine knows. Nulls fit the two differently, by what else is given.
     """
-    if message.get("content", "") is None:
+    if message.get("content", "") is None or _NULLS & message.keys():
         _unknown()
-    if "tool_calls" in message and message["tool_calls"] is None:
-        return True
-    nulls = len(_NULLS & message.keys())
-    if nulls == 1:
-        _unknown()
-    return nulls == 0
 
 
 def _call(call: Any) -> Message:
