@@ -39,6 +39,8 @@ def test_the_short_name_lists_the_printer_columns(kubectl: Kubectl, namespace: s
     header, row = kubectl("get", "cc", f"--namespace={namespace}").splitlines()
     assert header.split() == ["NAME", "READY", "REPLICAS", "HIT", "ENDPOINT", "AGE"]
     assert row.split()[0] == manifest()["metadata"]["name"]
+    wide, _ = kubectl("get", "cc", "--output=wide", f"--namespace={namespace}").splitlines()
+    assert wide.split() == [*header.split(), "REASON"]
 
 
 def test_an_autoscaler_scales_through_the_scale_subresource(kubectl: Kubectl, namespace: str) -> None:

@@ -98,11 +98,11 @@ def _version() -> dict[str, Any]:
         },
         "additionalPrinterColumns": [
             _column("Ready", "string", '.status.conditions[?(@.type=="Ready")].status'),
-            _column("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason'),
             _column("Replicas", "integer", ".status.replicas"),
             _column("Hit", "string", ".status.hit"),
             _column("Endpoint", "string", ".status.endpoint"),
             _column("Age", "date", ".metadata.creationTimestamp"),
+            _column("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason') | {"priority": 1},
         ],
         "schema": {"openAPIV3Schema": schema()},
     }
