@@ -95,5 +95,7 @@ def filled(bed: Bed, name: str, **more: str) -> Path:
     for key, value in values.items():
         text = text.replace(f"@{key}@", value)
     target = bed.state / name
-    target.write_text(text)
+    # kube-proxy ends when its file is written, even with what it held: `up` of a bed that is up ended it.
+    if not target.exists() or target.read_text() != text:
+        target.write_text(text)
     return target
