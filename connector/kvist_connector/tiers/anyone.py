@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from kvist_connector.errors import TierError
-from kvist_connector.tiers.base import Buffer, Capabilities, Capacity, ChunkStore, Item, Read
+from kvist_connector.tiers.base import ChunkStore, Read
+from kvist_connector.tiers.peer import ReadOnlyStore
 
 V = TypeVar("V")
 _MOST_REMEMBERED: Final = 65_536
 _MOST_GUESTS: Final = 8
 
 
-class AnyoneStore(ChunkStore):
+class AnyoneStore(ReadOnlyStore):
     """`connect` opens the store of an address. Seconds throughout."""
 
     def __init__(
@@ -40,11 +41,6 @@ class AnyoneStore(ChunkStore):
         self._shunned: dict[str, float] = {}  # until when
         self._reading: Counter[str] = Counter()
         self.on_failure: Callable[[str, Exception], None] = lambda peer, error: None
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Of every peer."""
-        return Capabilities(persistent=False, shared=True, listable=False, writable=False)
 
     @property
     def problem(self) -> str:
@@ -143,23 +139,6 @@ class AnyoneStore(ChunkStore):
             }
             self._shunned[peer] = self._clock() + self._pause
         return peer
-
-    async def put_if_absent(self, key: bytes, parts: Sequence[Buffer]) -> bool:
-        """Refused."""
-        raise TierError("a peer's arena can only be read")
-
-    async def delete(self, key: bytes) -> bool:
-        """Nothing is deleted."""
-        return False
-
-    async def items(self, prefix: bytes = b"") -> AsyncIterator[Item]:
-        """Nothing is listed."""
-        return
-        yield
-
-    async def capacity(self) -> Capacity:
-        """None of it is ours."""
-        return Capacity(0, None)
 
     async def close(self) -> None:
         """See ChunkStore."""

@@ -38,31 +38,13 @@ class Transfer(ABC):
         """End connections."""
 
 
-class PeerStore(ChunkStore):
-    """See module."""
-
-    def __init__(self, transfer: Transfer) -> None:
-        self._transfer = transfer
+class ReadOnlyStore(ChunkStore):
+    """What all stores over others' arenas have in common: they are read, and nothing else."""
 
     @property
     def capabilities(self) -> Capabilities:
         """Every agent's, and not ours to change."""
         return Capabilities(persistent=False, shared=True, listable=False, writable=False)
-
-    async def get(self, read: Read) -> int | None:
-        """See ChunkStore."""
-        return await self._transfer.read(read.key, read.into)
-
-    async def sizes(self, keys: Sequence[bytes]) -> list[int | Exception | None]:
-        """See ChunkStore."""
-        found: list[int | Exception | None] = []
-        for start in range(0, len(keys), MAX_NAMES):
-            batch = keys[start : start + MAX_NAMES]
-            try:
-                found += await self._transfer.sizes(batch)
-            except TierError as error:
-                found += [error] * len(batch)
-        return found
 
     async def put_if_absent(self, key: bytes, parts: Sequence[Buffer]) -> bool:
         """Refused: a peer's arena is its own."""
@@ -80,6 +62,28 @@ class PeerStore(ChunkStore):
     async def capacity(self) -> Capacity:
         """None of it is ours."""
         return Capacity(0, None)
+
+
+class PeerStore(ReadOnlyStore):
+    """See module."""
+
+    def __init__(self, transfer: Transfer) -> None:
+        self._transfer = transfer
+
+    async def get(self, read: Read) -> int | None:
+        """See ChunkStore."""
+        return await self._transfer.read(read.key, read.into)
+
+    async def sizes(self, keys: Sequence[bytes]) -> list[int | Exception | None]:
+        """See ChunkStore."""
+        found: list[int | Exception | None] = []
+        for start in range(0, len(keys), MAX_NAMES):
+            batch = keys[start : start + MAX_NAMES]
+            try:
+                found += await self._transfer.sizes(batch)
+            except TierError as error:
+                found += [error] * len(batch)
+        return found
 
     async def close(self) -> None:
         """See ChunkStore."""

@@ -9,7 +9,7 @@ from kvist_connector.protocol import engine as wire
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing.agent_parts import keys_of as keys
 from kvist_connector.testing.fake_engine import layout
-from kvist_connector.testing.peer_agents import PeerAgent
+from kvist_connector.testing.peer_agents import PeerAgent, end
 
 pytestmark = pytest.mark.timeout(120)
 BYTES = 16384
@@ -25,11 +25,7 @@ async def start(tmp_path):
         return running[-1]
 
     yield begin
-    for agent in running:
-        await agent.unserve()
-    for agent in running:
-        await agent.check()
-        await agent.stop()
+    await end(running)
 
 
 def hexes(chain):

@@ -7,7 +7,7 @@ import pytest
 
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing.agent_parts import keys_of as keys
-from kvist_connector.testing.peer_agents import PeerAgent
+from kvist_connector.testing.peer_agents import PeerAgent, end
 
 pytestmark = pytest.mark.timeout(120)
 BYTES = 16384
@@ -35,11 +35,7 @@ async def pool(tmp_path):
         return running
 
     yield begin
-    for agent in running:
-        await agent.unserve()
-    for agent in running:
-        await agent.check()
-        await agent.stop()
+    await end(running)
 
 
 def memory(agent):
