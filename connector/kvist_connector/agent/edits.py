@@ -217,27 +217,19 @@ class Edits:
         """By way of memory: what is written is what was verified."""
         await self._core.loader.bring([key])
         chunk = self._core.catalog.resident(key)
-        if chunk is None or chunk.ref is None:
+        if chunk is None:
             return None
-        memory = self._core.memory
-        memory.lease(chunk)
-        try:
-            return await self._lower[tier].recode(chunk, memory.views(chunk.ref), compression)
-        finally:
-            memory.unlease(chunk)
+        with self._core.memory.held(chunk) as parts:
+            return await self._lower[tier].recode(chunk, parts, compression)
 
     async def _store(self, target: Tier, keys: Sequence[bytes]) -> None:
         """Write chunks that are in memory to a lower tier, parents first; stops where that fails."""
-        memory = self._core.memory
         for key in keys:
             chunk = self._core.catalog.resident(key)
-            if chunk is None or chunk.ref is None:
+            if chunk is None:
                 return
-            memory.lease(chunk)
-            try:
-                stored = await self._lower[target].store(chunk, memory.views(chunk.ref))
-            finally:
-                memory.unlease(chunk)
+            with self._core.memory.held(chunk) as parts:
+                stored = await self._lower[target].store(chunk, parts)
             if not stored.there:
                 return
 

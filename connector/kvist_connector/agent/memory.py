@@ -7,7 +7,8 @@ asks `allocate`, whoever has one ends with `commit`, `discard` or `quarantine`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import BinaryIO
 
 from kvist_connector.agent.arena_file import ArenaFile
@@ -207,6 +208,17 @@ class MemoryTier:
         if self._arena is None or self.geometry is None:
             raise ValueError("there is no arena")
         return self._arena.chunk_views(self.geometry, ref.slot)
+
+    @contextmanager
+    def held(self, chunk: Chunk) -> Iterator[list[memoryview]]:
+        """`views` of a chunk that is here; its slot is nobody else's meanwhile."""
+        if chunk.ref is None:
+            raise ValueError(f"chunk {chunk.key.hex()} is not in memory")
+        self.lease(chunk)
+        try:
+            yield self.views(chunk.ref)
+        finally:
+            self.unlease(chunk)
 
     def reader(self) -> BinaryIO:
         """The arena's file, to be closed by whoever asked."""

@@ -212,11 +212,8 @@ class _Writer:
     async def _store(self, chunk: Chunk) -> bool:
         if chunk.ref is None or self._catalog.resident(chunk.key) is not chunk:
             return False
-        self._memory.lease(chunk)
-        try:
-            stored = await self._lower.store(chunk, self._memory.views(chunk.ref))
-        finally:
-            self._memory.unlease(chunk)
+        with self._memory.held(chunk) as parts:
+            stored = await self._lower.store(chunk, parts)
         self._counts[stored.value] += 1
         if stored is Stored.WRITTEN:
             self._counts[f"bytes_stored_{self._lower.tier.label}"] += self._memory.chunk_bytes

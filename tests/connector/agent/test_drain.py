@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import threading
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import aiohttp
 import pytest
@@ -252,10 +252,13 @@ class Slots:
     chunk_bytes = 10
 
     def __init__(self, catalog):
-        self.lease, self.unlease = catalog.lease, catalog.unlease
+        self.catalog = catalog
 
-    def views(self, ref):
-        return []
+    @contextmanager
+    def held(self, chunk):
+        self.catalog.lease(chunk)
+        yield []
+        self.catalog.unlease(chunk)
 
 
 class Recorder:
