@@ -29,6 +29,12 @@ class RelayMetrics:
         self.retries = Counter(
             "kvist_router_retries_total", "Requests sent to a second replica.", registry=registry
         )
+        self.continuations = Counter(
+            "kvist_router_continuations_total",
+            "Streamed answers whose engine died, and what became of them: continued, refused.",
+            [names.LABEL_OUTCOME],
+            registry=registry,
+        )
         self.upstream_errors = Counter(
             "kvist_router_upstream_errors_total",
             "Attempts that failed at an engine.",

@@ -24,6 +24,7 @@ LIVE_SECTIONS = ("admission", "auth", "log", "log_level", "policy", "tenants")
 LIVE_LIMITS = (
     "body_bytes",
     "body_seconds",
+    "continuations",
     "decide_seconds",
     "first_byte_seconds",
     "idle_seconds",

@@ -162,6 +162,13 @@ class LimitSettings(Settings):
         le=1,
         description="most retries per request over time, so that a fault cannot double the load",
     )
+    continuations: int = Field(
+        default=0,
+        ge=0,
+        le=8,
+        description="how often a streamed answer whose engine dies goes on at another replica, where that is "
+        "exact (router.md); 0: never, the stream ends with an error",
+    )
 
 
 class TokenSettings(Settings):

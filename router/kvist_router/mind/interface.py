@@ -39,6 +39,7 @@ class Decision(msgspec.Struct, frozen=True, tag=True, tag_field="answer"):
     prompt_tokens: int
     stream: bool
     body: bytes | None = None  # replaces the client's body; None: unchanged bytes
+    context_tokens: int = 0  # most tokens of prompt and answer together; 0: not known
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True, tag_field="answer"):

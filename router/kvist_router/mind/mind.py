@@ -370,6 +370,7 @@ class LocalMind:
             prompt_tokens=question.tokens,
             stream=question.request.stream,
             body=self._edited(body, question),
+            context_tokens=question.model.longest or 0,
         )
 
     def _edited(self, body: bytes, question: _Question) -> bytes | None:

@@ -20,6 +20,7 @@ from kvist_router.mind.interface import Decision, Metadata, Mind, Refusal, Repor
 from kvist_router.relay import answers
 from kvist_router.relay.body import ClientGone, read_body
 from kvist_router.relay.budget import RetryBudget
+from kvist_router.relay.continuation import continuable
 from kvist_router.relay.headers import (
     is_event_stream,
     kvist_headers,
@@ -28,6 +29,7 @@ from kvist_router.relay.headers import (
 )
 from kvist_router.relay.paths import Route, route
 from kvist_router.relay.spent import answer_tokens
+from kvist_router.relay.story import Story, whole_text
 from kvist_router.relay.upstream import Attempt, Upstream
 from kvist_router.relay.watch import Reason, Watch, Watchdog
 from kvist_router.settings import LimitSettings
@@ -43,6 +45,8 @@ _LATE = {
     "first byte": answers.TOO_LATE,
     "no progress": answers.TOO_LATE,
 }
+COMPLETIONS, DETOKENIZE = "/v1/completions", b"/detokenize"
+_MOST_TEXT = 4096  # bytes of the answer to a question about a few tokens
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +62,8 @@ class _Exchange:
     metadata: Metadata
     started: float
     answered: bool = False  # status and headers are out
+    story: Story | None = None  # of an answer that may go on at another replica
+    continued: int = 0  # how often it did
 
 
 class Relay:
@@ -131,12 +137,13 @@ class Relay:
 
     async def _route(self, exchange: _Exchange) -> str:
         self._budget.request()
+        asked = continuable(exchange.body, exchange.metadata.path) if self._limits.continuations else None
+        if asked is not None:
+            exchange.story, exchange.body = Story(asked), asked.body
         decision = await self._decide(exchange, exchange.metadata)
         result = await self._attempt(exchange, decision, may_retry=True)
-        if isinstance(result, Decision):
-            self._metrics.retries.inc()
+        while isinstance(result, Decision):
             result = await self._attempt(exchange, result, may_retry=False)
-        assert isinstance(result, str)  # an attempt without retry never asks for one
         return result
 
     async def _decide(self, exchange: _Exchange, metadata: Metadata) -> Decision:
@@ -152,6 +159,8 @@ class Relay:
         end: Report | None = None
         try:
             attempt = await self._open(exchange, decision)
+            if exchange.answered and attempt.status != 200:
+                raise UpstreamError(f"status {attempt.status} for the rest of an answer")
             if attempt.status < 500:
                 await self._mind.report(decision.id, _FIRST_BYTE)
             else:
@@ -165,9 +174,8 @@ class Relay:
             return _outcome(attempt.status)
         except UpstreamError as error:
             end = await self._fail(decision, error)
-            if attempt is not None and exchange.answered:
-                await _break_off(exchange.send, attempt, error)
-                return "failed"  # the client sees a truncated answer: its connection is closed
+            if exchange.answered:
+                return await self._broken(exchange, decision, attempt, error)
             return await self._failed(exchange, decision, error, may_retry)
         finally:
             if attempt is not None:
@@ -194,13 +202,64 @@ class Relay:
         """The decision for a retry on another replica; None when there is none or the budget is spent."""
         if not self._budget.retry():
             return None
-        retry = msgspec.structs.replace(exchange.metadata, id=first.id, exclude=(first.replica,))
         try:
-            return await self._decide(exchange, retry)
+            second = await self._decide(exchange, _elsewhere(exchange, first))
         except Refused:
             return None
+        self._metrics.retries.inc()
+        return second
+
+    async def _broken(
+        self, exchange: _Exchange, decision: Decision, attempt: Attempt | None, error: UpstreamError
+    ) -> str | Decision:
+        """An answer broke off in the middle: the decision for its rest, or "failed"."""
+        following = await self._following(exchange, decision)
+        if following is not None:
+            return following
+        # A story's client has whole events of a stream only.
+        if exchange.story is not None or (attempt is not None and is_event_stream(attempt.headers)):
+            await _break_off(exchange.send, error)
+        return "failed"  # the client sees a truncated answer: its connection is closed
+
+    async def _following(self, exchange: _Exchange, broken: Decision) -> Decision | None:
+        """Who goes on with a broken answer; None when that is not exact, wanted, or in the budget."""
+        story = exchange.story
+        if story is None or exchange.continued >= self._limits.continuations or not self._budget.retry():
+            return None
+        body = story.resume(broken.context_tokens)
+        if body is None:
+            self._metrics.continuations.labels("refused").inc()
+            _log.warning("request %s does not go on elsewhere: %s", broken.id, story.obstacle)
+            return None
+        exchange.continued += 1
+        exchange.body = body
+        exchange.scope = {**exchange.scope, "path": COMPLETIONS, "query_string": b""}
+        exchange.metadata = msgspec.structs.replace(_elsewhere(exchange, broken), path="completions")
+        try:
+            return await self._decide(exchange, exchange.metadata)
+        except Refused:
+            self._metrics.continuations.labels("refused").inc()
+            return None
+
+    async def _check_whole(self, exchange: _Exchange, decision: Decision, tail: list[int]) -> None:
+        """Raise UpstreamError if the text so far ends within a character: the rest would begin wrongly."""
+        exchange.watch.phase("first byte", self._limits.first_byte_seconds)
+        headers = request_headers(exchange.scope["headers"], decision.id)
+        asked = msgspec.json.encode({"tokens": tail})
+        attempt = await self._upstream.open(decision.url, DETOKENIZE, headers, asked)
+        try:
+            piece = attempt.first if attempt.status == 200 else b""
+            text = piece
+            while piece and len(text) < _MOST_TEXT:
+                piece = await attempt.read()
+                text += piece
+            whole_text(text)
+        finally:
+            attempt.close()
 
     async def _open(self, exchange: _Exchange, decision: Decision) -> Attempt:
+        if exchange.story is not None and exchange.continued and exchange.story.tail:
+            await self._check_whole(exchange, decision, exchange.story.tail)
         exchange.watch.phase("first byte", self._limits.first_byte_seconds)
         target, query = exchange.scope["path"].encode(), exchange.scope["query_string"]
         if query:
@@ -212,11 +271,22 @@ class Relay:
 
     async def _relay(self, exchange: _Exchange, decision: Decision, attempt: Attempt) -> int:
         """Relay the answer; its tokens."""
+        if exchange.answered:
+            self._metrics.continuations.labels("continued").inc()
+            return await self._tell(exchange, attempt)
         first_at = time.monotonic()
         exchange.answered = True
         added = kvist_headers(decision.id, decision.replica, decision.predicted_tokens)
         headers = response_headers(attempt.headers, added)
         await exchange.send({"type": "http.response.start", "status": attempt.status, "headers": headers})
+        if exchange.story is not None and attempt.status == 200 and is_event_stream(attempt.headers):
+            warm = decision.predicted_tokens > 0
+            self._ttft[warm].observe(first_at - exchange.started)
+            tokens = await self._tell(exchange, attempt)
+            if tokens > 1:
+                self._itl[warm].observe((time.monotonic() - first_at) / (tokens - 1))
+            return tokens
+        exchange.story = None
         pieces, tail = await self._pieces(exchange, attempt)
         if decision.stream and attempt.status < 400:
             warm = decision.predicted_tokens > 0
@@ -242,6 +312,22 @@ class Relay:
         await send({"type": "http.response.body", "body": piece})
         return pieces, (before, piece)
 
+    async def _tell(self, exchange: _Exchange, attempt: Attempt) -> int:
+        """Relay a stream whose events the story follows; its tokens."""
+        story, piece = exchange.story, attempt.first
+        assert story is not None  # see the callers
+        while piece:
+            exchange.watch.phase("no progress", self._limits.idle_seconds)
+            told = story.feed(piece)
+            if told:
+                await exchange.send({"type": "http.response.body", "body": told, "more_body": True})
+            if story.fault is not None:
+                raise story.fault
+            piece = await attempt.read()
+        story.ended()
+        await exchange.send({"type": "http.response.body", "body": b""})
+        return story.tokens
+
     def use(self, limits: LimitSettings, queue_seconds: float) -> None:
         """Other limits for what comes from now on."""
         self._limits = limits
@@ -259,12 +345,17 @@ def _outcome(status: int) -> str:
     return "rejected" if status < 500 else "failed"
 
 
-async def _break_off(send: Send, attempt: Attempt, error: UpstreamError) -> None:
+async def _break_off(send: Send, error: UpstreamError) -> None:
     """A stream's last event says why it is the last; the answer stays without its end."""
-    if is_event_stream(attempt.headers):
-        # The blank line ends an event that the engine left half sent.
-        event = b"\n\ndata: " + answers.error_body(answers.broken_stream(str(error))) + b"\n\n"
-        await send({"type": "http.response.body", "body": event, "more_body": True})
+    # The blank line ends an event that the engine left half sent.
+    event = b"\n\ndata: " + answers.error_body(answers.broken_stream(str(error))) + b"\n\n"
+    await send({"type": "http.response.body", "body": event, "more_body": True})
+
+
+def _elsewhere(exchange: _Exchange, failed: Decision) -> Metadata:
+    """What the mind needs for another replica than all that have failed."""
+    tried = (*exchange.metadata.exclude, failed.replica)
+    return msgspec.structs.replace(exchange.metadata, id=failed.id, exclude=tried)
 
 
 def _stopped(reason: Reason) -> Report:
