@@ -18,6 +18,7 @@ import struct
 from array import array
 from collections.abc import Iterable, Sequence
 from sys import byteorder
+from typing import Final
 
 from blake3 import blake3
 
@@ -26,6 +27,7 @@ CHUNK_TOKENS = 256
 
 _ROOT_DOMAIN = b"kvist root 1"
 _CHUNK_DOMAIN = b"kvist chunk 1"
+_JOINED: Final = struct.Struct(f"{KEY_BYTES}s")
 
 
 def root_key(
@@ -96,4 +98,4 @@ def split_keys(joined: bytes) -> list[bytes]:
     """The inverse of b"".join(keys), the form keys travel in."""
     if len(joined) % KEY_BYTES:
         raise ValueError(f"{len(joined)} bytes of keys are not a multiple of {KEY_BYTES}")
-    return [joined[i : i + KEY_BYTES] for i in range(0, len(joined), KEY_BYTES)]
+    return [key for (key,) in _JOINED.iter_unpack(joined)]

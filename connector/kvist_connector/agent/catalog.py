@@ -8,9 +8,12 @@ last lease ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
+
+import msgspec
 
 from kvist_connector.eviction import Candidate, EvictionIndex, policy
 from kvist_connector.protocol.engine import SlotRef
@@ -20,9 +23,11 @@ from kvist_connector.protocol.tiers import Tier
 Watcher = Callable[[Tier, bytes, bool], None]  # tier, key, added (else removed)
 
 
-@dataclass(slots=True, eq=False)
-class Chunk:
-    """One cached chunk. `ref` is its slot while it is in memory."""
+class Chunk(msgspec.Struct, eq=False, gc=False):
+    """One cached chunk. `ref` is its slot while it is in memory.
+
+    It refers to no object that could refer to it, so the garbage collector need not look at a million.
+    """
 
     key: bytes
     parent: bytes
@@ -30,12 +35,24 @@ class Chunk:
     size: int
     tags: tuple[str, ...] = ()
     ref: SlotRef | None = None
-    below: set[Tier] = field(default_factory=set)
+    below: frozenset[Tier] = frozenset()  # one object for all chunks with the same places
     leases: int = 0
     hits: int = 0
     used: float = 0.0
     epoch: int | None = None  # of retirement when it was computed (retired.py); None: its tier knows
     pinned: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """Chunks that are kept together: by leases on `leased`, the ends of their chains.
+
+    No chunk is evicted before its children, so the last one of a prompt keeps those before it. Whoever
+    takes a chunk out of memory in any other way makes leases of all of them first.
+    """
+
+    chunks: Sequence[Chunk]
+    leased: Sequence[Chunk]
 
 
 class Catalog:
@@ -45,6 +62,8 @@ class Catalog:
         self._chunks: dict[bytes, Chunk] = {}
         self._tagged: dict[str, set[bytes]] = {}
         self._tiers = {tier: EvictionIndex(policy(rule)) for tier in (Tier.MEMORY, *lower)}
+        self._known_places: dict[frozenset[Tier], frozenset[Tier]] = {}
+        self._holds: set[Hold] = set()  # whose inner chunks have no lease of their own
         self._weigh: Callable[[Chunk, Tier], float] = lambda chunk, tier: 1.0
         self.on_change: Watcher = lambda tier, key, added: None
         self.on_gone: Callable[[bytes], None] = lambda key: None
@@ -66,6 +85,15 @@ class Catalog:
         return chunk if chunk is not None and chunk.ref is not None else None
 
     def parent_of(self, key: bytes) -> bytes | None:
+    def leading(self, keys: Sequence[bytes]) -> list[Chunk]:
+        """Leading chunks that are in memory."""
+        found = []
+        for chunk in map(self._chunks.get, keys):
+            if chunk is None or chunk.ref is None:
+                break
+            found.append(chunk)
+        return found
+
         """The chunk before one that is known here."""
         chunk = self._chunks.get(key)
         return None if chunk is None else chunk.parent
@@ -152,7 +180,7 @@ class Catalog:
         """A lower tier holds the chunk now."""
         chunk = self._entry(key, parent, index, size)
         if tier not in chunk.below:
-            chunk.below.add(tier)
+            chunk.below = self._places(chunk.below | {tier})
             self._add(tier, chunk, size, now, parent)
             self.on_change(tier, key, True)
             if chunk.ref is not None:
@@ -165,7 +193,8 @@ class Catalog:
         ref = chunk.ref
         if ref is None:
             raise ValueError(f"chunk {chunk.key.hex()} is not in memory")
-        if chunk.key in self._tiers[Tier.MEMORY]:
+        if chunk.key in self._tiers[Tier.MEMORY]:  # else it is a victim: nothing that is kept
+            self._lease_each()
             self._tiers[Tier.MEMORY].remove(chunk.key)
         if chunk.leases:
             self._detach(chunk)
@@ -179,7 +208,7 @@ class Catalog:
         chunk = self._chunks.get(key)
         if chunk is None or tier not in chunk.below:
             return
-        chunk.below.discard(tier)
+        chunk.below = self._places(chunk.below - {tier})
         if key in self._tiers[tier]:
             self._tiers[tier].remove(key)
         if chunk.ref is not None:
@@ -208,6 +237,29 @@ class Catalog:
         return ref
 
     def touch(self, chunk: Chunk, now: float) -> None:
+    def hold(self, chunks: Sequence[Chunk]) -> Hold:
+        """Keep the slots of these chunks, as long as `ended` has not been called and its leases ended."""
+        if any(chunk.ref is None for chunk in chunks):
+            raise ValueError("a chunk to be kept is not in memory")
+        leased = [chunk for chunk, after in pairwise(chunks) if after.parent != chunk.key]
+        leased += chunks[-1:]
+        for chunk in leased:
+            self.lease(chunk)
+        hold = Hold(chunks, leased)
+        if len(leased) < len(chunks):
+            self._holds.add(hold)
+        return hold
+
+    def ended(self, hold: Hold) -> Sequence[Chunk]:
+        """The hold is over; the chunks whose leases its owner has to end now."""
+        self._holds.discard(hold)
+        return hold.leased
+
+    def is_leased(self, chunk: Chunk) -> bool:
+        """Whether anybody needs its slot."""
+        self._lease_each()
+        return chunk.leases > 0
+
         """The chunk was hit."""
         chunk.hits += 1
         chunk.used = now
@@ -243,6 +295,18 @@ class Catalog:
         )
 
     def _attached(self, chunk: Chunk) -> bool:
+    def _places(self, tiers: frozenset[Tier]) -> frozenset[Tier]:
+        return self._known_places.setdefault(tiers, tiers)
+
+    def _lease_each(self) -> None:
+        """From now on every chunk that is kept has a lease."""
+        for hold in self._holds:
+            for chunk, after in pairwise(hold.chunks):
+                if after.parent == chunk.key:
+                    self.lease(chunk)
+            hold.leased = hold.chunks
+        self._holds.clear()
+
         return self._chunks.get(chunk.key) is chunk and chunk.key in self._tiers[Tier.MEMORY]
 
     def _entry(self, key: bytes, parent: bytes, index: int, size: int) -> Chunk:
@@ -256,7 +320,7 @@ class Catalog:
         self._remove(chunk)
         if chunk.below:
             heir = Chunk(chunk.key, chunk.parent, chunk.index, chunk.size)
-            heir.below, chunk.below = chunk.below, set()
+            heir.below, chunk.below = chunk.below, frozenset()
             heir.epoch, heir.pinned, chunk.pinned = chunk.epoch, chunk.pinned, False
             self._chunks[chunk.key] = heir
             self.tag(heir, chunk.tags)

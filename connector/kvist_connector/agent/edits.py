@@ -261,7 +261,7 @@ class Edits:
         chunk = self._core.catalog.resident(key)
         if chunk is None:
             return None
-        if chunk.leases:
+        if self._core.catalog.is_leased(chunk):
             removed.leased += 1
             return None
         if not dry_run:

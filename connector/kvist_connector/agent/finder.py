@@ -35,8 +35,9 @@ class Finder:
 
     def known(self, keys: Sequence[bytes]) -> list[Chunk]:
         """Leading chunks that are sure."""
-        found = []
-        for chunk in map(self._catalog.get, keys):
+        found = self._catalog.leading(keys)
+        for key in keys[len(found) :]:
+            chunk = self._catalog.get(key)
             if chunk is None or not self._is_sure(chunk):
                 break
             found.append(chunk)

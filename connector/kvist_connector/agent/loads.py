@@ -23,6 +23,7 @@ from kvist_connector.agent.finder import Finder
 from kvist_connector.agent.lower import LowerTier
 from kvist_connector.agent.memory import MemoryTier
 from kvist_connector.agent.session import Session
+from kvist_connector.agent.touches import Touches
 from kvist_connector.keys import split_keys
 from kvist_connector.planner import PrefillModel, TierPrice, plan_load
 from kvist_connector.protocol.engine import Answer, Lookup, SlotRef
@@ -36,6 +37,7 @@ LOAD_SHARE = 0.5
 WAIT_SHARE = 0.5
 MAX_PENDING = 1024
 _BROUGHT_AT_ONCE = 8
+_MEMORY = bytes([Tier.MEMORY])
 _RESIDENT = TierPrice(latency=0.0, bandwidth=float("inf"))
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
@@ -77,6 +79,7 @@ class Loader:
         self._reading: dict[bytes, asyncio.Future[bool]] = {}
         self._turn = asyncio.Lock()  # fair: the order of waiting is the order of service
         self._freed = asyncio.Event()
+        self._touches = Touches(catalog.touch)
         self._held: Counter[bytes] = Counter()  # chunks leased by waiting requests, how many times each
         self.counts = finder.counts
 
@@ -98,10 +101,7 @@ class Loader:
         keys = split_keys(message.keys)
         found = self._finder.known(keys)
         self._serve(session, message, prefill, keys, found)
-        # The answer is on its way: the books of a long prompt take longer than all that led to it.
-        now = self._clock()
-        for chunk in found:
-            self._catalog.touch(chunk, now)
+        self._touches.add(found, self._clock())
 
     def _serve(
         self,
@@ -112,7 +112,7 @@ class Loader:
         found: Sequence[Chunk],
     ) -> None:
         self.release(session, message.request)
-        lead = next((i for i, chunk in enumerate(found) if chunk.ref is None), len(found))
+        lead = _resident(found)
         self._tag(found, message.tags)
         self.counts["chunks_asked"] += len(keys)
         self.counts["chunks_hit_memory"] += lead
@@ -120,15 +120,15 @@ class Loader:
             self.counts["lookups_refused"] += 1
             lead = 0
         load = _Load(session, message.request)
-        load.leased = {chunk.key: chunk for chunk in found[:lead]}
         if self._worth_asking(message, len(found), len(keys)):
-            self._wait(load, self._ask(load, keys, prefill, message))
-            self._answer(session, message.request, found[:lead], [Tier.MEMORY] * lead, len(found), True)
+            self._wait(load, found[:lead], self._ask(load, keys, prefill, message))
+            self._answer(session, message.request, found[:lead], _MEMORY * lead, len(found), True)
             return
         planned = self._plan(found, lead, prefill, message.local_tokens, not self._loads)
-        self._answer(session, message.request, found[:lead], [Tier.MEMORY] * lead, len(found), planned > lead)
-        if planned > lead:
-            self._wait(load, self._run(load))
+        pending = planned > lead
+        self._answer(session, message.request, found[:lead], _MEMORY * lead, len(found), pending)
+        if pending:
+            self._wait(load, found[:lead], self._run(load))
             self._begin(load, found[:planned], lead, len(found))
 
     async def find(self, keys: Sequence[bytes]) -> None:
@@ -193,7 +193,7 @@ class Loader:
         """What shared tiers have of the rest; then as for any other lookup."""
         found = await self._finder.find(keys)
         self._tag(found, message.tags)
-        lead = next((i for i, chunk in enumerate(found) if chunk.ref is None), len(found))
+        lead = _resident(found)
         self._lease(load, found[:lead])
         planned = self._plan(found, lead, prefill, message.local_tokens, len(self._loads) == 1)
         # What a shared tier has and is not worth loading may be stored here once it is computed.
@@ -201,8 +201,9 @@ class Loader:
         self._begin(load, found[:planned], lead, known)
         await self._run(load)
 
-    def _wait(self, load: _Load, work: Coroutine[Any, Any, None]) -> None:
+    def _wait(self, load: _Load, leased: Sequence[Chunk], work: Coroutine[Any, Any, None]) -> None:
         """The request waits from now on, with what it has leased."""
+        load.leased = {chunk.key: chunk for chunk in leased}
         self._held.update(load.leased.keys())
         self._loads[load.session, load.request] = load
         load.task = self._spawn(work)
@@ -280,7 +281,7 @@ class Loader:
         for tier in load.tiers[: len(ready)]:
             self.counts[f"chunks_hit_{tier.label}"] += tier != Tier.MEMORY
         known = load.known if len(ready) == len(load.keys) else self._catalog.known(load.keys)
-        self._answer(load.session, load.request, ready, load.tiers[: len(ready)], known, False)
+        self._answer(load.session, load.request, ready, bytes(load.tiers[: len(ready)]), known, False)
 
     async def _reserve(self, load: _Load) -> None:
         """Start reading everything the load lacks; returns when all of it is under way."""
@@ -381,9 +382,14 @@ class Loader:
         session: Session,
         request: str,
         chunks: Sequence[Chunk],
-        tiers: Sequence[Tier],
+        tiers: bytes,
         known: int,
         pending: bool,
     ) -> None:
         refs = tuple(chunk.ref for chunk in chunks if chunk.ref is not None)
-        session.send(Answer(request=request, refs=refs, tiers=bytes(tiers), known=known, pending=pending))
+        session.send(Answer(request=request, refs=refs, tiers=tiers, known=known, pending=pending))
+
+
+def _resident(found: Sequence[Chunk]) -> int:
+    """Leading chunks that are in memory."""
+    return next((i for i, chunk in enumerate(found) if chunk.ref is None), len(found))

@@ -7,13 +7,13 @@ asks `allocate`, whoever has one ends with `commit`, `discard` or `quarantine`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO
 
 from kvist_connector.agent.arena_file import ArenaFile
 from kvist_connector.agent.authority import Authority
-from kvist_connector.agent.catalog import Catalog, Chunk
+from kvist_connector.agent.catalog import Catalog, Chunk, Hold
 from kvist_connector.agent.journal import Entry, Journal
 from kvist_connector.agent.layouts import geometry_of
 from kvist_connector.agent.slots import SlotTable
@@ -199,6 +199,15 @@ class MemoryTier:
             self._table().discard(ref)
 
     def quarantine(self, refs: Iterable[SlotRef], members: Iterable[str]) -> None:
+    def hold(self, chunks: Sequence[Chunk]) -> Hold:
+        """Keep the slots of all of them, until `let_go`."""
+        return self._catalog.hold(chunks)
+
+    def let_go(self, hold: Hold) -> None:
+        """Once, exactly."""
+        for chunk in self._catalog.ended(hold):
+            self.unlease(chunk)
+
         """Reserved slots whose owner vanished."""
         if self._slots is not None:
             self._slots.quarantine([ref for ref in refs if self.owns(ref)], members)

@@ -78,7 +78,7 @@ class Parts:
 
     def session(self) -> Session:
         """A fresh connection's server side."""
-        return Session(self.core, LeaseBook(self.memory.lease, self.memory.unlease), Grants(self.memory))
+        return Session(self.core, LeaseBook(self.memory.hold, self.memory.let_go), Grants(self.memory))
 
 
 @dataclass(frozen=True)

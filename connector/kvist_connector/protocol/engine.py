@@ -30,8 +30,12 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=Tr
     """Base: positional on the wire, tagged by class name, immutable."""
 
 
-class SlotRef(msgspec.Struct, frozen=True, array_like=True):
-    """One slot at one generation; valid only while the slot's header says the same."""
+class SlotRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One slot at one generation; valid only while the slot's header says the same.
+
+    An agent has as many as chunks in memory, and an answer one for each: the garbage collector need not
+    look at them, since they hold numbers only.
+    """
 
     slot: int
     generation: int

@@ -32,7 +32,7 @@ class CatalogMachine(RuleBasedStateMachine):
         self.slot_of_dropped = {}
         self.next_slot = 0
         self.freed = set()
-        self.book = LeaseBook(self.catalog.lease, self._unlease)
+        self.book = LeaseBook(self.catalog.hold, self._let_go)
         self.leases = {}
         self.clock = 0.0
 
@@ -40,10 +40,11 @@ class CatalogMachine(RuleBasedStateMachine):
         assert added != (name in self.seen[tier]), "the feed was told the same twice"
         (self.seen[tier].add if added else self.seen[tier].discard)(name)
 
-    def _unlease(self, chunk):
-        ref = self.catalog.unlease(chunk)
-        if ref is not None:
-            self._free(ref)
+    def _let_go(self, hold):
+        for chunk in self.catalog.ended(hold):
+            ref = self.catalog.unlease(chunk)
+            if ref is not None:
+                self._free(ref)
 
     def _free(self, ref):
         assert ref not in self.freed, "a slot was given back twice"
@@ -74,6 +75,9 @@ class CatalogMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def drop(self, data):
         number = data.draw(st.sampled_from(sorted(self.memory)))
+        if data.draw(st.booleans()):
+            used = any(self.memory[number] in chain for chain in self.leases.values())
+            assert self.catalog.is_leased(self.catalog.resident(key(number))) == used
         ref = self.catalog.leave_memory(self.catalog.resident(key(number)))
         leased = any(self.memory[number] in chain for chain in self.leases.values())
         assert (ref is None) == leased
@@ -111,6 +115,13 @@ class CatalogMachine(RuleBasedStateMachine):
         assert self.book.take(request, chunks)
         self.leases.setdefault(request, []).extend(self.memory[number] for number in numbers)
 
+    @precondition(lambda self: 1 in self.memory)
+    @rule(request=st.sampled_from("abc"), most=st.integers(1, 6))
+    def lease_prompt(self, request, most):
+        chunks = self.catalog.leading([key(number) for number in range(1, most + 1)])
+        assert self.book.take(request, chunks)
+        self.leases.setdefault(request, []).extend(self.memory[n] for n in range(1, len(chunks) + 1))
+
     @rule(request=st.sampled_from("abcd"))
     def release(self, request):
         self.leases.pop(request, None)
@@ -135,6 +146,48 @@ class CatalogMachine(RuleBasedStateMachine):
 
 TestCatalog = CatalogMachine.TestCase
 TestCatalog.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+@given(
+    held=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    dropped=st.lists(st.integers(1, 5), unique=True),
+    order=st.randoms(use_true_random=False),
+)
+def test_a_slot_of_a_prompt_in_use_is_given_back_with_the_last_use_whatever_takes_it_out(
+    held, dropped, order
+):
+    catalog, freed = Catalog("lru"), []
+    for number in range(1, 6):
+        catalog.enter_memory(key(number), key(number - 1), number - 1, 10, SlotRef(number, 1), 0.0)
+    left = list(held)
+    holds = [
+        (most, catalog.hold(catalog.leading([key(number) for number in range(1, most + 1)]))) for most in held
+    ]
+    for number in dropped:
+        ref = catalog.leave_memory(catalog.resident(key(number)))
+        freed += [] if ref is None else [ref.slot]
+        catalog.check_integrity()
+    assert set(freed) == {number for number in dropped if number > max(left)}
+    order.shuffle(holds)
+    for most, hold in holds:
+        left.remove(most)
+        freed += [ref.slot for ref in map(catalog.unlease, catalog.ended(hold)) if ref is not None]
+        assert set(freed) == {number for number in dropped if number > max(left, default=0)}
+        catalog.check_integrity()
+    assert len(freed) == len(dropped)
+
+
+def test_the_last_chunk_of_a_prompt_keeps_those_before_it():
+    catalog = Catalog("lru")
+    for number in range(1, 4):
+        catalog.enter_memory(key(number), key(number - 1), number - 1, 10, SlotRef(number, 1), 0.0)
+    hold = catalog.hold(catalog.leading([key(1), key(2), key(3), key(9)]))
+    assert [chunk.key for chunk in hold.chunks] == [key(1), key(2), key(3)]
+    assert catalog.victim(Tier.MEMORY) is None
+    assert all(catalog.is_leased(chunk) for chunk in hold.chunks)
+    for chunk in catalog.ended(hold):
+        assert catalog.unlease(chunk) is None
+    assert catalog.victim(Tier.MEMORY).key == key(3)
 
 
 def test_leases_are_bounded(monkeypatch):
