@@ -84,7 +84,6 @@ class Catalog:
         chunk = self._chunks.get(key)
         return chunk if chunk is not None and chunk.ref is not None else None
 
-    def parent_of(self, key: bytes) -> bytes | None:
     def leading(self, keys: Sequence[bytes]) -> list[Chunk]:
         """Leading chunks that are in memory."""
         found = []
@@ -94,6 +93,7 @@ class Catalog:
             found.append(chunk)
         return found
 
+    def parent_of(self, key: bytes) -> bytes | None:
         """The chunk before one that is known here."""
         chunk = self._chunks.get(key)
         return None if chunk is None else chunk.parent
@@ -236,7 +236,6 @@ class Catalog:
         ref, chunk.ref = chunk.ref, None
         return ref
 
-    def touch(self, chunk: Chunk, now: float) -> None:
     def hold(self, chunks: Sequence[Chunk]) -> Hold:
         """Keep the slots of these chunks, as long as `ended` has not been called and its leases ended."""
         if any(chunk.ref is None for chunk in chunks):
@@ -260,6 +259,7 @@ class Catalog:
         self._lease_each()
         return chunk.leases > 0
 
+    def touch(self, chunk: Chunk, now: float) -> None:
         """The chunk was hit."""
         chunk.hits += 1
         chunk.used = now
@@ -294,7 +294,6 @@ class Catalog:
             "a chunk that is gone is still listed by tag"
         )
 
-    def _attached(self, chunk: Chunk) -> bool:
     def _places(self, tiers: frozenset[Tier]) -> frozenset[Tier]:
         return self._known_places.setdefault(tiers, tiers)
 
@@ -307,6 +306,7 @@ class Catalog:
             hold.leased = hold.chunks
         self._holds.clear()
 
+    def _attached(self, chunk: Chunk) -> bool:
         return self._chunks.get(chunk.key) is chunk and chunk.key in self._tiers[Tier.MEMORY]
 
     def _entry(self, key: bytes, parent: bytes, index: int, size: int) -> Chunk:

@@ -193,12 +193,6 @@ class MemoryTier:
         if ref is not None and self._slots is not None and self._slots.holds(ref, State.COMMITTED):
             self._slots.free(ref)
 
-    def discard(self, ref: SlotRef) -> None:
-        """A reserved slot comes back, no copy into it runs."""
-        if self.owns(ref):
-            self._table().discard(ref)
-
-    def quarantine(self, refs: Iterable[SlotRef], members: Iterable[str]) -> None:
     def hold(self, chunks: Sequence[Chunk]) -> Hold:
         """Keep the slots of all of them, until `let_go`."""
         return self._catalog.hold(chunks)
@@ -208,6 +202,12 @@ class MemoryTier:
         for chunk in self._catalog.ended(hold):
             self.unlease(chunk)
 
+    def discard(self, ref: SlotRef) -> None:
+        """A reserved slot comes back, no copy into it runs."""
+        if self.owns(ref):
+            self._table().discard(ref)
+
+    def quarantine(self, refs: Iterable[SlotRef], members: Iterable[str]) -> None:
         """Reserved slots whose owner vanished."""
         if self._slots is not None:
             self._slots.quarantine([ref for ref in refs if self.owns(ref)], members)
