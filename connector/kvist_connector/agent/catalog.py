@@ -65,6 +65,7 @@ class Catalog:
         self._known_places: dict[frozenset[Tier], frozenset[Tier]] = {}
         self._holds: set[Hold] = set()  # whose inner chunks have no lease of their own
         self._weigh: Callable[[Chunk, Tier], float] = lambda chunk, tier: 1.0
+        self.is_pinned: Callable[[bytes], bool] = lambda key: False  # whether a chunk comes in pinned
         self.on_change: Watcher = lambda tier, key, added: None
         self.on_gone: Callable[[bytes], None] = lambda key: None
 
@@ -312,7 +313,7 @@ class Catalog:
     def _entry(self, key: bytes, parent: bytes, index: int, size: int) -> Chunk:
         chunk = self._chunks.get(key)
         if chunk is None:
-            chunk = self._chunks[key] = Chunk(key, parent, index, size)
+            chunk = self._chunks[key] = Chunk(key, parent, index, size, pinned=self.is_pinned(key))
         return chunk
 
     def _detach(self, chunk: Chunk) -> None:

@@ -6,17 +6,21 @@ run), and asking again changes nothing more. A chunk that a running request uses
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from kvist_connector.agent.catalog import Chunk
 from kvist_connector.agent.core import Core
 from kvist_connector.agent.lower import LowerTier
+from kvist_connector.agent.own import DELETING_SECONDS
 from kvist_connector.agent.pins import Pins
 from kvist_connector.agent.selection import RequestError, Selector, given, select, typed, with_descendants
+from kvist_connector.errors import TierError
 from kvist_connector.protocol.tiers import SHARED_TIERS, Tier
 from kvist_connector.tiers.coding import Compression
+from kvist_connector.tiers.envelope import Header
 
 MAX_PIN_SECONDS = 365 * 86400.0
 _DELETED_AT_ONCE = 32
@@ -135,7 +139,8 @@ class Edits:
                 and tier != Tier.MEMORY
                 and (tier in SHARED_TIERS or not len(self._pins))
             ):
-                copies, size = await self._lower[tier].clear()
+                with _in_time(tier):
+                    copies, size = await self._lower[tier].clear()
                 removed.copies, removed.size = removed.copies + copies, removed.size + size
             else:
                 await self.remove(tier, here, removed, asked.pinned, asked.dry_run)
@@ -200,9 +205,12 @@ class Edits:
         missing = 0
         for chunk in await self._found(asked):
             for tier in tiers:
-                sizes = await self._lower[tier].recode(chunk, None, compression)
-                if sizes is not None and not asked.dry_run:
-                    sizes = await self._recode_one(chunk.key, tier, compression)
+                header = await self._lower[tier].header(chunk)
+                if header is None or (header.codec != "") == (compression != "none"):
+                    continue
+                sizes: tuple[int, int] | None = header.stored_bytes, header.stored_bytes
+                if not asked.dry_run:
+                    sizes = await self._recode_one(header, tier, compression)
                     missing += self._core.catalog.resident(chunk.key) is None
                 if sizes is not None:
                     done.append((chunk, *sizes))
@@ -213,14 +221,16 @@ class Edits:
             "missing": missing,
         }
 
-    async def _recode_one(self, key: bytes, tier: Tier, compression: Compression) -> tuple[int, int] | None:
+    async def _recode_one(
+        self, header: Header, tier: Tier, compression: Compression
+    ) -> tuple[int, int] | None:
         """By way of memory: what is written is what was verified."""
-        await self._core.loader.bring([key])
-        chunk = self._core.catalog.resident(key)
+        await self._core.loader.bring([header.key])
+        chunk = self._core.catalog.resident(header.key)
         if chunk is None:
             return None
         with self._core.memory.held(chunk) as parts:
-            return await self._lower[tier].recode(chunk, parts, compression)
+            return await self._lower[tier].recode(chunk, header, parts, compression)
 
     async def _store(self, target: Tier, keys: Sequence[bytes]) -> None:
         """Write chunks that are in memory to a lower tier, parents first; stops where that fails."""
@@ -247,9 +257,13 @@ class Edits:
             if size is not None:
                 removed.copies, removed.size = removed.copies + 1, removed.size + size
             if tier != Tier.MEMORY and number % _DELETED_AT_ONCE == 0:
-                await self._lower[tier].settled()
+                await self._deleted(tier)
         if tier != Tier.MEMORY and not dry_run:
-            await self._lower[tier].settled()
+            await self._deleted(tier)
+
+    async def _deleted(self, tier: Tier) -> None:
+        with _in_time(tier):
+            await self._lower[tier].settled(DELETING_SECONDS)
 
     def _drop(self, tier: Tier, key: bytes, removed: Removed, dry_run: bool) -> int | None:
         """Bytes taken away; None when there was nothing, or it is in use."""
@@ -307,3 +321,14 @@ class Edits:
             **more,
             "dry_run": dry_run,
         }
+
+
+@contextmanager
+def _in_time(tier: Tier) -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as error:
+        raise TierError(
+            f"{tier.label}: no deletion has ended for {DELETING_SECONDS:g} s. What was to go is not served "
+            "any more, here or after a restart; ask again to wait for the rest"
+        ) from error

@@ -68,6 +68,7 @@ class LowerTier(ABC):
         self._fingerprint = b""
         self._era = 0  # grows when all is dropped: what began before it does not count
         self._deleting: dict[bytes, asyncio.Task[None]] = {}
+        self._ended = asyncio.Event()  # the next deletion
         self.authority = Authority()
         self.speed = Speed.of(tier)
         self.counts: Counter[str] = Counter()
@@ -124,7 +125,7 @@ class LowerTier(ABC):
 
     @abstractmethod
     async def clear(self) -> tuple[int, int]:
-        """`drop_all`, and wait for it; chunks and bytes removed. Raises TierError."""
+        """`drop_all`, and wait for it; chunks and bytes removed. Raises TierError or TimeoutError."""
 
     @abstractmethod
     async def confirm(self, key: bytes) -> Presence:
@@ -134,8 +135,18 @@ class LowerTier(ABC):
     def _lost(self, key: bytes) -> None:
         """A read failed though the chunk may still be there."""
 
+    def hides(self, key: bytes) -> bool:
+        """Whether the chunk is there and cannot be offered now."""
+        return False
+
     def _undeleted(self, key: bytes) -> None:  # noqa: B027 - only a tier with a limit need know
         """An object that was to go is, or may be, still there."""
+
+    def _deletes(self, key: bytes) -> None:  # noqa: B027 - what is not ours need not stay away
+        """An object is about to be deleted."""
+
+    def _has_deleted(self) -> None:  # noqa: B027
+        """A deletion has ended."""
 
     async def fetch(self, key: bytes, into: Sequence[memoryview]) -> Header | None:
         """Fill the buffers; None when the chunk could not be had, or was dropped meanwhile."""
@@ -194,34 +205,40 @@ class LowerTier(ABC):
             self._enter(chunk.key, chunk.parent, chunk.index, size)
         return Stored.WRITTEN if written else Stored.PRESENT
 
-    async def recode(
-        self, chunk: Chunk, parts: Sequence[memoryview] | None, compression: Compression
-    ) -> tuple[int, int] | None:
-        """Store a chunk that is here compressed, or not: its stored bytes before and after.
+    async def header(self, chunk: Chunk) -> Header | None:
+        """How a chunk is stored here; None when it is not here any more. Raises TierError."""
+        if not self._is_here(chunk):
+            return None
+        try:
+            found = await self._store.header(self._fingerprint, chunk.key)
+        except IntegrityError as error:
+            self._spoiled(chunk.key, error)
+            return None
+        except (TierError, StorageFull) as error:
+            self._failed("read_failed", error)
+            raise TierError(f"{self.tier.label}: {error}") from error
+        self._answering.worked()
+        return found
 
-        None when it is so already, or is not here any more. Without `parts` nothing is written, and what
-        it would take is not known: both are the bytes of now. Raises TierError.
+    async def recode(
+        self, chunk: Chunk, header: Header, parts: Sequence[memoryview], compression: Compression
+    ) -> tuple[int, int] | None:
+        """Store a chunk that is here as `header` says compressed, or not: its stored bytes before and after.
+
+        None when that changes nothing, or it is not here any more. Raises TierError.
         """
         fingerprint, era = self._fingerprint, self._era
         with self._busy.hold():
-            known = self._catalog.index(self.tier).get(chunk.key) is not None
-            if self.closed or not known or chunk.key in self._deleting:
+            if not self._is_here(chunk):
                 return None
             try:
-                header = await self._store.header(fingerprint, chunk.key)
-                if header is None or (header.codec != "") == (compression != "none"):
-                    return None
-                if parts is None:
-                    return header.stored_bytes, header.stored_bytes
                 if compression == "none":
                     await self._room_for(chunk, header.raw_bytes)
                 changed = await self._store.rewrite(header, parts, compression)
-            except IntegrityError as error:
-                self._spoiled(chunk.key, error)
-                return None
             except (TierError, StorageFull) as error:
                 self._failed("write_failed", error)
                 self._catalog.leave_below(self.tier, chunk.key)
+                self._deletes(chunk.key)
                 self._undeleted(chunk.key)  # or it was, and the new one is not written
                 raise TierError(f"{self.tier.label}: {error}") from error
         self._answering.worked()
@@ -240,10 +257,11 @@ class LowerTier(ABC):
         self._delete_soon(key, self._fingerprint)
         return node.size
 
-    async def settled(self) -> None:
-        """Deletions under way are done."""
+    async def settled(self, patience: float | None = None) -> None:
+        """Deletions under way are done; TimeoutError when none of them ends for `patience` seconds."""
         while self._deleting:
-            await asyncio.wait(list(self._deleting.values()))
+            async with asyncio.timeout(patience):
+                await self._ended.wait()
 
     async def close(self) -> None:
         """Deletions end, the store is released."""
@@ -262,6 +280,10 @@ class LowerTier(ABC):
             retire_epoch=chunk.epoch or 0,
         )
 
+    def _is_here(self, chunk: Chunk) -> bool:
+        known = self._catalog.index(self.tier).get(chunk.key) is not None
+        return known and not self.closed and chunk.key not in self._deleting
+
     def _enter(self, key: bytes, parent: bytes, index: int, size: int) -> Chunk:
         return self._catalog.enter_below(self.tier, key, parent, index, size, self._clock())
 
@@ -276,9 +298,16 @@ class LowerTier(ABC):
 
     def _delete_soon(self, key: bytes, fingerprint: bytes) -> None:
         if key not in self._deleting:
+            self._deletes(key)
             task = asyncio.get_running_loop().create_task(self._delete(key, fingerprint))
             self._deleting[key] = task
-            task.add_done_callback(lambda _: self._deleting.pop(key, None))
+            task.add_done_callback(lambda _: self._deletion_ended(key))
+
+    def _deletion_ended(self, key: bytes) -> None:
+        self._deleting.pop(key, None)
+        self._ended.set()
+        self._ended = asyncio.Event()
+        self._has_deleted()
 
     async def _delete(self, key: bytes, fingerprint: bytes) -> None:
         try:

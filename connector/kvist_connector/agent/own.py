@@ -9,6 +9,7 @@ from typing import Final
 
 from kvist_connector.agent.busy import Busy
 from kvist_connector.agent.catalog import Catalog, Chunk
+from kvist_connector.agent.deletion_log import DeletionLog
 from kvist_connector.agent.lower import LowerTier, Presence
 from kvist_connector.errors import IntegrityError, StorageFull
 from kvist_connector.protocol.tiers import Tier
@@ -19,10 +20,12 @@ log = logging.getLogger(__name__)
 
 # A few files that cannot be deleted hinder nothing; from so many on no chunk is given up for them.
 _MOST_STUCK: Final = 8
+# So long deletions may stand still before whoever waits for them is told.
+DELETING_SECONDS: Final = 10.0
 
 
 class OwnTier(LowerTier):
-    """`limit`: bytes it may hold. While its store hangs it offers nothing."""
+    """`limit`: bytes it may hold. While its store hangs it offers nothing; what it gave up stays away."""
 
     def __init__(
         self,
@@ -32,9 +35,11 @@ class OwnTier(LowerTier):
         catalog: Catalog,
         busy: Busy,
         clock: Callable[[], float],
+        deletions: DeletionLog,
     ) -> None:
         super().__init__(tier, store, catalog, busy, clock)
         self._limit = limit
+        self._deletions = deletions
         self._foreign: dict[bytes, tuple[int, Header]] = {}  # other fingerprints: never served, first to go
         self._stuck: dict[bytes, None] = {}  # their deletion failed: never served, tried again for room
         self._guard = guard_of(store.inner)
@@ -48,12 +53,17 @@ class OwnTier(LowerTier):
 
     async def scan(self) -> None:
         """Learn what the tier holds; unreadable objects are counted and deleted."""
+        doomed = set(self._deletions.read())
+        self._deletions.keep(doomed)
         async for key, size, found in self._store.scan():
-            if isinstance(found, IntegrityError):
+            if key in doomed:
+                self._delete_soon(key, self._fingerprint)
+            elif isinstance(found, IntegrityError):
                 self._spoiled(key, found)
             else:
                 self._foreign[key] = (size, found)
         self.serve(self._fingerprint)
+        self._has_deleted()
 
     def serve(self, fingerprint: bytes) -> None:
         """Offer the chunks of this fingerprint and hide all others."""
@@ -72,6 +82,7 @@ class OwnTier(LowerTier):
             ):
                 self.counts["retired"] += 1
                 self._delete_soon(key, fingerprint)
+                self._catalog.on_gone(key)
                 continue
             chunk = self._enter(key, header.parent, header.index, size)
             self._catalog.tag(chunk, header.tags)
@@ -96,7 +107,7 @@ class OwnTier(LowerTier):
     async def clear(self) -> tuple[int, int]:
         """See LowerTier."""
         removed = self.drop_all()
-        await self.settled()
+        await self.settled(DELETING_SECONDS)
         return removed
 
     async def confirm(self, key: bytes) -> Presence:
@@ -107,8 +118,20 @@ class OwnTier(LowerTier):
         # A failing disk may work again, and nobody else has the file.
         pass
 
+    def hides(self, key: bytes) -> bool:
+        """See LowerTier: while it hangs."""
+        return self._hangs and self._is_hidden(key)
+
     def _undeleted(self, key: bytes) -> None:
         self._stuck[key] = None
+
+    def _deletes(self, key: bytes) -> None:
+        self._deletions.add(key)
+
+    def _has_deleted(self) -> None:
+        left = self._deleting.keys() | self._stuck.keys()
+        if self._deletions.due or not (left or self._deletions.empty):
+            self._deletions.keep(left)
 
     async def _write(self, chunk: Chunk, parts: Sequence[memoryview], fingerprint: bytes) -> bool:
         if chunk.key in self._stuck and not await self._gone(chunk.key):
@@ -197,6 +220,9 @@ class OwnTier(LowerTier):
         else:
             log.warning("%s tier: it is used again", self.tier.label)
             self.serve(self._fingerprint)
+            for key in list(self._stuck):
+                self._stuck.pop(key)
+                self._delete_soon(key, self._fingerprint)
 
     def _is_hidden(self, key: bytes) -> bool:
         found = self._foreign.get(key)
@@ -205,6 +231,7 @@ class OwnTier(LowerTier):
     def _drop_hidden(self, key: bytes) -> int:
         size, _ = self._foreign.pop(key)
         self._delete_soon(key, self._fingerprint)
+        self._catalog.on_gone(key)
         return size
 
     def _hide(self, key: bytes) -> None:

@@ -12,6 +12,7 @@ from kvist_connector.agent.busy import Busy
 from kvist_connector.agent.catalog import Catalog, Chunk
 from kvist_connector.agent.controls import Controls
 from kvist_connector.agent.core import Core, Hooks
+from kvist_connector.agent.deletion_log import DeletionLog
 from kvist_connector.agent.drain import Drain
 from kvist_connector.agent.edits import Edits
 from kvist_connector.agent.feed import Feed, View
@@ -129,6 +130,7 @@ def build(
     drain = Drain(core, feed, writebehind, parting, lambda: gpu.known)
     feed.on_reader = drain.reader_changed
     pins = Pins(catalog, clock, lambda: memory.slots.size if memory.slots is not None else 0)
+    catalog.is_pinned = pins.holds
     core.hooks = _hooks(core, lower, writebehind, gpu, events, feed, totals, drain, pins, connections_changed)
     catalog.on_change = _told(feed)
     members.on_free = core.room_changed
@@ -183,7 +185,15 @@ def _lower(
                 tier, store, catalog, busy, time.monotonic, lambda: memory.chunk_bytes, lookup[tier]
             )
         else:
-            found[tier] = OwnTier(tier, store, settings.disk.size, catalog, busy, time.monotonic)
+            found[tier] = OwnTier(
+                tier,
+                store,
+                settings.disk.size,
+                catalog,
+                busy,
+                time.monotonic,
+                DeletionLog(settings.arena),
+            )
     return found
 
 
@@ -266,7 +276,8 @@ def _hooks(
         drain.notice()
 
     def gone(keys: list[bytes]) -> None:
-        pins.unpin(keys)
+        # What a hung disk has comes back with it.
+        pins.unpin([key for key in keys if not any(tier.hides(key) for tier in lower.values())])
 
     return Hooks(
         committed=writebehind.add,

@@ -110,11 +110,11 @@ class SharedTier(LowerTier):
             return 0, 0
         return await asyncio.shield(self._attempt)
 
-    async def settled(self) -> None:
+    async def settled(self, patience: float | None = None) -> None:
         """Deletions and clearing under way are done."""
         if self._clearing is not None:
             await asyncio.wait([self._clearing])
-        await super().settled()
+        await super().settled(patience)
 
     async def close(self) -> None:
         """See LowerTier."""

@@ -10,6 +10,7 @@ import pytest
 
 from kvist_connector.agent.busy import Busy
 from kvist_connector.agent.catalog import Catalog, Chunk
+from kvist_connector.agent.deletion_log import DeletionLog
 from kvist_connector.agent.own import OwnTier
 from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.agent.shared import SharedTier
@@ -44,8 +45,9 @@ def agent(tmp_path):
         with ThreadPoolExecutor(2) as threads:
             stores = await open_stores(settings, threads, lambda tier: lambda *figures: None)
             catalog, busy, clock = Catalog("lru", list(stores)), Busy(), time.monotonic
+            log = DeletionLog(settings.arena)
             lower = {
-                Tier.DISK: OwnTier(Tier.DISK, stores[Tier.DISK], 1 << 20, catalog, busy, clock),
+                Tier.DISK: OwnTier(Tier.DISK, stores[Tier.DISK], 1 << 20, catalog, busy, clock, log),
                 Tier.OBJECT: SharedTier(
                     Tier.OBJECT, stores[Tier.OBJECT], catalog, busy, clock, lambda: len(BODY), 30
                 ),

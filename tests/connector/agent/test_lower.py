@@ -9,6 +9,7 @@ import pytest
 
 from kvist_connector.agent.busy import Busy
 from kvist_connector.agent.catalog import Catalog, Chunk
+from kvist_connector.agent.deletion_log import DeletionLog
 from kvist_connector.agent.own import OwnTier
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing.chunk_store import key
@@ -31,7 +32,8 @@ async def tier(tmp_path):
         opened.clear()
         catalog = Catalog("lru", [Tier.DISK])
         store = EnvelopeStore(await DiskStore.open(tmp_path, limit, "none", threads), threads)
-        lower = OwnTier(Tier.DISK, store, limit, catalog, Busy(), time.monotonic)
+        log = DeletionLog(tmp_path / "arena")
+        lower = OwnTier(Tier.DISK, store, limit, catalog, Busy(), time.monotonic, log)
         opened.append((lower, catalog))
         lower.serve(fingerprint)
         await lower.scan()

@@ -7,6 +7,7 @@ import pytest
 
 from kvist_connector.agent.busy import Busy
 from kvist_connector.agent.catalog import Catalog, Chunk
+from kvist_connector.agent.deletion_log import DeletionLog
 from kvist_connector.agent.own import OwnTier
 from kvist_connector.errors import TierError
 from kvist_connector.protocol.tiers import Tier
@@ -81,10 +82,13 @@ async def test_calls_that_wait_for_their_turn_get_it_and_those_given_up_lose_non
         assert await guard.delete(key(3)) is False
 
 
-async def test_a_tier_that_hangs_offers_nothing_and_all_of_it_again_afterwards(faulty, threads, caplog):
+async def test_a_tier_that_hangs_offers_nothing_and_all_of_it_again_afterwards(
+    faulty, threads, caplog, tmp_path
+):
     guard = HangGuard(faulty, limit=0.05, most=2)
     catalog = Catalog("lru", [Tier.DISK])
-    tier = OwnTier(Tier.DISK, EnvelopeStore(guard, threads), LIMIT, catalog, Busy(), time.monotonic)
+    log = DeletionLog(tmp_path / "arena")
+    tier = OwnTier(Tier.DISK, EnvelopeStore(guard, threads), LIMIT, catalog, Busy(), time.monotonic, log)
     tier.serve(OLD)
     for number in (1, 2, 3):
         chunk = Chunk(key(number), key(0), 0, BODY)
