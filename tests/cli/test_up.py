@@ -7,16 +7,19 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+import trustme
 import yaml
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
@@ -55,7 +58,7 @@ class Shell:
         self.ports = free_ports()
         self.environment = {
             **os.environ,
-            "PYTHONPATH": str(folder / "path"),
+            "PYTHONPATH": os.pathsep.join([str(folder / "path"), os.environ.get("PYTHONPATH", "")]),
             "XDG_STATE_HOME": str(folder / "state"),
             "COLUMNS": "200",
         }
@@ -339,14 +342,55 @@ def test_check_starts_nothing_and_names_what_would_run(shell: Shell, smollm2: Pa
     assert "would run engine-0, router" in done.stdout
 
 
-def test_an_endpoint_that_would_be_open_against_its_manifest_is_refused(shell: Shell, smollm2: Path) -> None:
-    keys = {"name": "api", "key": "keys"}
-    tenants = [{"name": "research", "apiKeys": keys}]
-    shell.write(smollm2, router={"auth": {"apiKeys": keys}, "tenants": tenants})
-    done = shell.up("--check")
-    assert done.returncode == 2, done.stdout
-    assert "spec.router.auth.apiKeys: 'api/keys': kvist up does not enforce it" in done.stderr
-    assert "spec.router.tenants: 'research': kvist up does not enforce it" in done.stderr
+def closed_router(folder: Path) -> dict[str, Any]:
+    """A section router that asks for keys over TLS; its files are in `folder`."""
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    hashed = {name: sha256(name.encode()).hexdigest() for name in ("for-all", "for-research")}
+    files = {
+        "api/keys": f"sha256:{hashed['for-all']} batch\n".encode(),
+        "research/token": f"sha256:{hashed['for-research']}\n".encode(),
+        "web/tls.crt": certificate.cert_chain_pems[0].bytes(),
+        "web/tls.key": certificate.private_key_pem.bytes(),
+        "ca.pem": authority.cert_pem.bytes(),
+    }
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return {
+        "auth": {"apiKeys": {"name": "api", "key": "keys"}},
+        "tenants": [{"name": "research", "apiKeys": {"name": "research"}}],
+        "tls": {
+            "certificate": {"name": "web", "key": "tls.crt"},
+            "privateKey": {"name": "web", "key": "tls.key"},
+        },
+    }
+
+
+def test_keys_tenants_and_tls_of_a_manifest_hold_on_one_machine(
+    shell: Shell, smollm2: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "given"
+    shell.write(smollm2, router=closed_router(folder), engine={"replicas": 1, "kvCacheMemory": "256Mi"})
+    missing = shell.up("--check", "--secrets-dir", str(tmp_path / "empty"))
+    assert missing.returncode == 2
+    assert "spec.router.auth.apiKeys: '" in missing.stderr
+    assert "empty/api/keys' is not there" in missing.stderr
+    with shell.start("--secrets-dir", str(folder)) as up:
+        shown = read_until(up, "curl --insecure https://")
+        assert '-H "authorization: Bearer $KEY"' in shown
+        base = f"https://127.0.0.1:{shell.ports['router']}/v1"
+        with httpx.Client(verify=ssl.create_default_context(cafile=folder / "ca.pem"), timeout=30) as client:
+            body = {"model": "tiny", "prompt": "Hello"}
+            assert client.post(base + "/completions", json=body).status_code == 401
+            for key in ("for-all", "for-research"):
+                headers = {"authorization": f"Bearer {key}"}
+                assert client.post(base + "/completions", json=body, headers=headers).status_code == 200
+        assert shell.status()["healthy"] is True
+        (secret,) = (shell.folder / "state").rglob("tenants.secret")
+        assert secret.stat().st_mode & 0o077 == 0
+        up.send_signal(signal.SIGINT)
+        assert up.wait(60) == 0
 
 
 def test_a_secret_of_a_shared_tier_is_a_file_that_must_be_there(shell: Shell, smollm2: Path) -> None:

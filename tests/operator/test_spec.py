@@ -13,7 +13,7 @@ from kvist_connector.errors import ConfigError
 from kvist_connector.quantity import format_quantity, parse_quantity
 from kvist_operator import spec
 from kvist_operator.spec.base import format_duration, parse_duration
-from kvist_operator.spec.local_use import ignored_locally, refused_locally
+from kvist_operator.spec.local_use import ignored_locally
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -170,29 +170,6 @@ def test_settings_for_kubernetes_only_are_named_for_one_machine() -> None:
         "spec.security",
     )
     assert ignored_locally(spec.parse(manifest())) == ()
-
-
-_KEYS = {"name": "api", "key": "keys"}
-
-
-@pytest.mark.parametrize(
-    ("router", "told"),
-    [
-        ({"auth": {"apiKeys": _KEYS}}, "spec.router.auth.apiKeys: 'api/keys': "),
-        ({"tenants": [{"name": "one", "apiKeys": _KEYS}]}, "spec.router.tenants: 'one': "),
-        ({"tls": {"certificate": _KEYS, "privateKey": _KEYS}}, "spec.router.tls: 'api/keys': "),
-    ],
-)
-def test_what_protects_the_endpoint_is_refused_where_it_would_not_hold(
-    router: dict[str, Any], told: str
-) -> None:
-    (refused,) = refused_locally(spec.parse(manifest(router=router)))
-    assert refused.startswith(told)
-    assert "the endpoint would be open: leave it out" in refused
-
-
-def test_what_leaves_the_endpoint_open_anyway_is_not_refused() -> None:
-    assert refused_locally(spec.parse(manifest(router={"auth": {}, "tenants": []}))) == ()
 
 
 @given(st.integers(min_value=0, max_value=2**60))

@@ -34,6 +34,7 @@ from kvist_cli.progress import Progress
 from kvist_connector import names
 from kvist_connector.settings import validate
 from kvist_operator import spec
+from kvist_operator.plan.access import has_keys
 from kvist_operator.spec import CacheCluster
 
 EXAMPLES: Final = """
@@ -147,10 +148,14 @@ def _down(cluster: Cluster) -> None:
 
 def _ready(out: Console, cluster: Cluster, manifest: CacheCluster, seconds: float) -> None:
     out.print(f"ready in {seconds:.1f} s: {cluster.urls.router}/v1  (logs: {cluster.run_dir / 'logs'})")
-    out.print(curl_line(cluster.urls.router, manifest.served_name), markup=False, soft_wrap=True)
+    line = curl_line(cluster.urls.router, manifest.served_name, has_keys(manifest))
+    out.print(line, markup=False, soft_wrap=True)
 
 
-def curl_line(url: str, model: str) -> str:
+def curl_line(url: str, model: str, keys: bool) -> str:
     """A first request to try."""
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    return f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+    # The certificate is for the names that clients use, which this address is not.
+    insecure = " --insecure" if url.startswith("https:") else ""
+    key = ' -H "authorization: Bearer $KEY"' if keys else ""
+    return f"curl{insecure} {url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{body}'"

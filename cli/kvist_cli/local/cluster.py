@@ -20,10 +20,11 @@ from kvist_cli.local import leftovers
 from kvist_cli.local.events import Event, EventKind, OnEvent, ignore
 from kvist_cli.local.keeper import ClusterError
 from kvist_cli.local.options import Options
-from kvist_cli.local.prepare import prepare, run_folder
+from kvist_cli.local.prepare import keep_tenant_secret, prepare, run_folder
 from kvist_cli.local.state import Lock, ProgramState, RunFolder
 from kvist_cli.local.supervisor import Supervisor
 from kvist_operator.plan import Role
+from kvist_operator.plan.access import has_keys
 from kvist_operator.render.local import Process
 from kvist_operator.spec import CacheCluster, dump
 
@@ -73,6 +74,8 @@ class Cluster:
         try:
             prepared = prepare(manifest, options, os.environ, on_event)
             (folder.path / "manifest.yaml").write_text(dump(manifest))
+            if has_keys(manifest):
+                keep_tenant_secret(folder.path)
         except BaseException:
             lock.release()
             raise

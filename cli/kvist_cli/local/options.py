@@ -38,7 +38,7 @@ class Options(Settings):
     arena_dir: Path = Field(default=Path("/dev/shm"), description="folder of arenas, on a memory file system")
     secrets_dir: Path | None = Field(
         default=None,
-        description="folder with a file NAME/KEY for each Secret that cache.remote names; default "
+        description="folder with a file NAME/KEY for each Secret that the manifest names; default "
         "<run folder>/secrets",
     )
     host: str = Field(default="127.0.0.1", description="address that the router listens on")

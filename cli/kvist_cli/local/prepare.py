@@ -6,10 +6,12 @@ Raises ConfigError with field, value and remedy for all that is wrong.
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from kvist_cli import folders, models
 from kvist_cli.local import machine
@@ -18,11 +20,15 @@ from kvist_cli.local.options import Options
 from kvist_cli.local.ports import check_ports
 from kvist_connector.errors import ConfigError
 from kvist_operator.plan import Target, cpu_target, cuda_target, make_plan
+from kvist_operator.plan.access import SECRET, access_files, access_token
 from kvist_operator.plan.tiers import external_secrets
 from kvist_operator.render.local import Machine, Process, render
 from kvist_operator.spec import CacheCluster
 from kvist_operator.spec.checks import first_violation
-from kvist_operator.spec.local_use import ignored_locally, refused_locally
+from kvist_operator.spec.local_use import ignored_locally
+
+
+TENANT_SECRET: Final = "tenants.secret"  # in the run folder
 
 
 @dataclass(frozen=True)
@@ -46,9 +52,6 @@ def prepare(
     cluster: CacheCluster, options: Options, environment: Mapping[str, str], on_event: OnEvent
 ) -> Prepared:
     """Resolve, plan, render and check; may convert or fetch a model, which `on_event` hears of."""
-    refused = refused_locally(cluster)
-    if refused:
-        raise ConfigError("\n".join(refused))
     ignored = ignored_locally(cluster)
     if ignored:
         on_event(Event(EventKind.NOTE, "", f"only for Kubernetes, not used here: {', '.join(ignored)}"))
@@ -130,16 +133,27 @@ def _secrets(cluster: CacheCluster, options: Options, run_dir: Path) -> dict[str
     folder = run_dir / "secrets"
     if options.secrets_dir is not None:
         folder = folders.expanded(options.secrets_dir, "--secrets-dir").absolute()
-    found: dict[str, str] = {}
-    for token, secret in external_secrets(cluster).items():
-        path = folder / secret.ref.name / secret.ref.key
+    wanted = {token: (secret.field, secret.ref) for token, secret in external_secrets(cluster).items()}
+    wanted |= {access_token(file.name): (file.field, file.ref) for file in access_files(cluster)}
+    found = {access_token(SECRET): str(run_dir / TENANT_SECRET)}
+    for token, (field, ref) in wanted.items():
+        path = folder / ref.name / ref.key
         if not path.is_file():
             raise ConfigError(
-                f"{secret.field}: '{path}' is not there: put the Secret's value into this file, or name "
+                f"{field}: '{path}' is not there: put the Secret's value into this file, or name "
                 "another folder with --secrets-dir"
             )
         found[token] = str(path)
     return found
+
+
+def keep_tenant_secret(run_dir: Path) -> None:
+    """What tenants' salts are made with: made once, since with another one every tenant begins anew."""
+    path = run_dir / TENANT_SECRET
+    if path.exists():
+        return
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
 
 
 def _target(cpu: bool) -> Target:

@@ -1,12 +1,12 @@
 """The router's settings of API keys, tenants and TLS. Pure; called by plan.py.
 
-Keys, certificates and the secret of tenants are files, whose folder the renderer knows.
+Keys, certificates and the secret of tenants are files, whose paths the renderer knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kvist_operator.spec import CacheCluster
 from kvist_operator.spec.base import SecretRef
@@ -25,16 +25,29 @@ def has_keys(cluster: CacheCluster) -> bool:
     return router.auth.api_keys is not None or bool(router.tenants)
 
 
-def access_files(cluster: CacheCluster) -> Iterator[tuple[str, SecretRef]]:
-    """What of the user's is in the folder: name, and where its text comes from."""
+def access_token(file: str) -> str:
+    """The name of the file's path among a plan's placeholders."""
+    return f"path.access/{file}"
+
+
+class AccessFile(NamedTuple):
+    """A file of the user's: its name, where its text comes from, and where the manifest says so."""
+
+    name: str
+    ref: SecretRef
+    field: str
+
+
+def access_files(cluster: CacheCluster) -> Iterator[AccessFile]:
+    """All that the manifest names."""
     router = cluster.spec.router
     if router.auth.api_keys is not None:
-        yield KEYS, router.auth.api_keys
-    for tenant in router.tenants:
-        yield _file(tenant), tenant.api_keys
+        yield AccessFile(KEYS, router.auth.api_keys, "spec.router.auth.apiKeys")
+    for i, tenant in enumerate(router.tenants):
+        yield AccessFile(_file(tenant), tenant.api_keys, f"spec.router.tenants[{i}].apiKeys")
     if router.tls is not None:
-        yield CERTIFICATE, router.tls.certificate
-        yield PRIVATE_KEY, router.tls.private_key
+        yield AccessFile(CERTIFICATE, router.tls.certificate, "spec.router.tls.certificate")
+        yield AccessFile(PRIVATE_KEY, router.tls.private_key, "spec.router.tls.privateKey")
 
 
 def access_settings(cluster: CacheCluster) -> dict[str, object]:
@@ -46,16 +59,16 @@ def _tls(cluster: CacheCluster) -> dict[str, object]:
     if cluster.spec.router.tls is None:
         return {}
     files = {"certificate_file": CERTIFICATE, "key_file": PRIVATE_KEY}
-    return {"tls": {name: f"$(path.access)/{file}" for name, file in files.items()}}
+    return {"tls": {name: _path(file) for name, file in files.items()}}
 
 
 def _keys(cluster: CacheCluster) -> dict[str, object]:
     if not has_keys(cluster):
         return {}
     router = cluster.spec.router
-    found: dict[str, Any] = {"tenant": {"secret_file": f"$(path.access)/{SECRET}"}}
+    found: dict[str, Any] = {"tenant": {"secret_file": _path(SECRET)}}
     if router.auth.api_keys is not None:
-        found["auth"] = {"keys_file": f"$(path.access)/{KEYS}"}
+        found["auth"] = {"keys_file": _path(KEYS)}
     if router.tenants:
         found["tenants"] = [_tenant(tenant) for tenant in router.tenants]
     return found
@@ -65,7 +78,11 @@ def _tenant(tenant: Tenant) -> dict[str, object]:
     shares: dict[str, object] = {
         name: getattr(tenant, name) for name in _SHARE if name in tenant.model_fields_set
     }
-    return {"name": tenant.name, "keys_file": f"$(path.access)/{_file(tenant)}", **shares}
+    return {"name": tenant.name, "keys_file": _path(_file(tenant)), **shares}
+
+
+def _path(file: str) -> str:
+    return f"$({access_token(file)})"
 
 
 def _file(tenant: Tenant) -> str:

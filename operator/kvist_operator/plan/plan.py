@@ -67,7 +67,7 @@ def _router(cluster: CacheCluster, target: Target) -> Program:
         env={v.name: v.value for v in cluster.spec.router.env if v.value is not None},
         files={"router.yaml": yaml.safe_dump(_router_settings(cluster, target), sort_keys=False)},
         # Ready only once it knows what the replicas hold: a request before that could be routed blindly.
-        health=Health("router", PATH_READYZ, ROUTER_DEADLINE),
+        health=Health("router", PATH_READYZ, ROUTER_DEADLINE, cluster.spec.router.tls is not None),
         ports=("router", "router-admin"),
         volumes=(Volume(VolumeKind.MODEL),),
         after=(Role.ENGINE,),
@@ -75,23 +75,25 @@ def _router(cluster: CacheCluster, target: Target) -> Program:
 
 
 def _router_settings(cluster: CacheCluster, target: Target) -> dict[str, object]:
-    limits = cluster.spec.router.limits
+    router, limits = cluster.spec.router, cluster.spec.router.limits
     return {
         "host": "$(host)",
         "port": "$(port.router)",
         "admin_host": "$(host.admin)",
         "admin_port": "$(port.router-admin)",
         "model": {"path": "$(path.model)"},
-        "policy": cluster.spec.router.policy,
+        "policy": router.policy,
+        **({"shadows": list(router.shadows)} if router.shadows else {}),
         **_discovery(cluster, target),
         "limits": {
             "body_bytes": limits.body,
             "in_flight": limits.concurrent_requests,
             "first_byte_seconds": limits.first_byte_deadline,
+            **({"continuations": limits.continuations} if limits.continuations else {}),
             **({"queue_seconds": limits.queue_deadline} if target.discovery == "kubernetes" else {}),
         },
         **({"admission": {"per_replica": limits.requests_per_engine}} if limits.requests_per_engine else {}),
-        **(access_settings(cluster) if target.discovery == "kubernetes" else {}),
+        **access_settings(cluster),
     }
 
 

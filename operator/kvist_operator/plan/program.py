@@ -14,7 +14,7 @@ that it does not know is an error, so that none reaches a program.
     $(service.engine)      Service of the engines          $(namespace)     of the cluster: Kubernetes only
     $(path.token)          file with the agents' token: Kubernetes only
     $(peer.urls)           of all replicas' agents         $(peer.address) this one's of them
-    $(path.access)         folder with API keys and the secret of tenants: Kubernetes only
+    $(path.access/<file>)  API keys, certificate, the secret of tenants (plan/access.py)
     $(redis.urls)          of a managed Redis              $(path.redis-password), $(path.redis-ca)
     $(path.redis-sentinel-password), $(path.object-store-credentials), $(path.encryption-keys): files
 """
@@ -66,6 +66,7 @@ class Health:
     port: str
     path: str
     deadline: float  # seconds a start may take
+    tls: bool = False
 
 
 @dataclass(frozen=True)

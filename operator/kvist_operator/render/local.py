@@ -119,7 +119,8 @@ def _common(
     after: tuple[str, ...],
 ) -> Process:
     ports = {port: int(values[f"port.{port}"]) for port in program.ports}
-    base = f"http://{LOOPBACK if replica else connect_host(machine.host)}"
+    scheme = "https" if program.health.tls else "http"
+    base = f"{scheme}://{LOOPBACK if replica else connect_host(machine.host)}"
     sizes = {volume.kind: volume.size for volume in program.volumes}
     is_agent = program.role is Role.AGENT
     disk = Path(values["path.disk"]) if VolumeKind.DISK in sizes else None

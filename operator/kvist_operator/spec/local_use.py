@@ -1,4 +1,4 @@
-"""What a manifest gives that one machine does not use, or refuses. Pure; called by `kvist up`."""
+"""What a manifest gives that one machine does not use. Pure; called by `kvist up`."""
 
 from __future__ import annotations
 
@@ -36,29 +36,6 @@ KUBERNETES_ONLY: Final = frozenset(
         "spec.monitoring",
     }
 )
-
-
-_OPEN: Final = (
-    "kvist up does not enforce it, and the endpoint would be open: leave it out, deploy to Kubernetes, or "
-    "run kvist router with {setting} in front of the engines"
-)
-
-
-def refused_locally(cluster: CacheCluster) -> tuple[str, ...]:
-    """Field, value and remedy of what protects the endpoint and would not hold here; empty: nothing."""
-    router = cluster.spec.router
-    keys, tls = router.auth.api_keys, router.tls
-    tenants = ", ".join(tenant.name for tenant in router.tenants)
-    asked = (
-        ("auth.apiKeys", f"{keys.name}/{keys.key}" if keys else "", "auth.keys_file"),
-        ("tenants", tenants, "tenants"),
-        ("tls", f"{tls.certificate.name}/{tls.certificate.key}" if tls else "", "tls.certificate_file"),
-    )
-    return tuple(
-        f"spec.router.{field}: '{value}': {_OPEN.format(setting=setting)}"
-        for field, value, setting in asked
-        if value
-    )
 
 
 def ignored_locally(cluster: CacheCluster) -> tuple[str, ...]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from kvist_operator.spec.base import (
     Duration,
     EnvVar,
+    Items,
     Named,
     Overlay,
     Quantity,
@@ -18,6 +19,16 @@ from kvist_operator.spec.base import (
     Text,
     rules,
 )
+
+
+PolicyName = Literal["kvist", "approximate", "prefix-affinity", "least-load", "round-robin"]
+
+
+def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name!r} is given twice; keep one of the two")
+    return names
 
 
 class RouterLimits(Section):
@@ -39,6 +50,13 @@ class RouterLimits(Section):
     first_byte_deadline: Duration = Field(
         default=600.0, gt=0, description="Longest wait for the first byte of an answer. Default: 10m."
     )
+    continuations: int = Field(
+        default=0,
+        ge=0,
+        le=8,
+        description="How often a stream whose engine dies goes on at another replica, where that is exact. "
+        "Default: 0, it ends with an error.",
+    )
     queue_deadline: Duration = Field(
         default=60.0,
         ge=0,
@@ -53,8 +71,7 @@ class RouterAuth(Section):
     api_keys: SecretRef | None = Field(
         default=None,
         description="Secret with accepted API keys, hashed, one a line: sha256:HEX, or sha256:HEX TENANT. "
-        "They may change while routers run. Kubernetes only, refused by kvist up. Default: none, no check "
-        "without tenants.",
+        "They may change while routers run. Default: none, no check without tenants.",
     )
 
 
@@ -135,10 +152,19 @@ class Router(Section):
         default=None,
         description="Scale routers by CPU; replicas is where it starts. Kubernetes only. Default: none.",
     )
-    policy: Literal["kvist", "approximate", "prefix-affinity", "least-load", "round-robin"] = Field(
+    policy: PolicyName = Field(
         default="kvist",
         description="How a replica is chosen: kvist predicts TTFT on each and what it costs others. "
         "Default: kvist.",
+    )
+    shadows: Annotated[
+        Items[PolicyName],
+        Field(max_length=5, json_schema_extra={"x-kubernetes-list-type": "set"}),
+        AfterValidator(_each_once),
+    ] = Field(
+        default=(),
+        description="Policies that choose on every request, too, and are not followed; metrics compare them. "
+        "Default: none.",
     )
     weights: dict[Annotated[str, StringConstraints(max_length=63)], float] = Field(
         default_factory=dict,
@@ -151,13 +177,11 @@ class Router(Section):
     )
     tls: RouterTls | None = Field(
         default=None,
-        description="TLS at the router; new certificates are taken while routers run. Kubernetes only, "
-        "refused by kvist up. Default: none, HTTP.",
+        description="TLS at the router; new certificates are taken while routers run. Default: none, HTTP.",
     )
     tenants: Named[Tenant] = Field(
         default=(),
-        description="Tenants whose KV is kept apart, each with API keys of its own. Kubernetes only, "
-        "refused by kvist up. Default: none.",
+        description="Tenants whose KV is kept apart, each with API keys of its own. Default: none.",
     )
     env: Named[EnvVar] = Field(
         default=(),

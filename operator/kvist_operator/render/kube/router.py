@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from kvist_connector.names import PATH_HEALTHZ
 from kvist_operator.plan import Plan, Program, fill, fill_yaml
-from kvist_operator.plan.access import SECRET, access_files, has_keys
+from kvist_operator.plan.access import SECRET, access_files, access_token, has_keys
 from kvist_operator.render.kube.accounts import account
 from kvist_operator.render.kube.context import Context
 from kvist_operator.render.kube.meta import (
@@ -102,18 +102,20 @@ def _pod(cluster: CacheCluster, plan: Plan, context: Context) -> Object:
 
 def _access_volume(cluster: CacheCluster) -> list[Object]:
     """Keys, certificates and the secret of tenants as one folder, which follows its Secrets; or nothing."""
-    files = list(access_files(cluster))
+    files = {file.name: file.ref for file in access_files(cluster)}
     if has_keys(cluster):
-        files.append((SECRET, tenants_secret(cluster.name)))
+        files[SECRET] = tenants_secret(cluster.name)
     sources = [
         {"secret": {"name": secret.name, "items": [{"key": secret.key, "path": file}]}}
-        for file, secret in files
+        for file, secret in files.items()
     ]
     return [{"name": "access", "projected": {"sources": sources, "defaultMode": 0o440}}] if sources else []
 
 
 def _values(cluster: CacheCluster, context: Context) -> dict[str, str]:
     found = values(cluster, context)
+    files = (*(file.name for file in access_files(cluster)), SECRET)
+    found |= {access_token(file): f"{ACCESS}/{file}" for file in files}
     return found if cluster.spec.model.volume is not None else {**found, "path.model": _FETCHED}
 
 
@@ -148,7 +150,7 @@ def _container(cluster: CacheCluster, router: Program, context: Context, cached:
         mounts.append({"name": "token", "mountPath": TOKEN_FILE.rpartition("/")[0], "readOnly": True})
     if _access_volume(cluster):
         mounts.append({"name": "access", "mountPath": ACCESS, "readOnly": True})
-    scheme: Scheme = "HTTP" if spec.tls is None else "HTTPS"
+    scheme: Scheme = "HTTPS" if health.tls else "HTTP"
     env = {"HOME": WRITABLE["HOME"], "TMPDIR": WRITABLE["TMPDIR"], **router.env}
     return {
         **program(ROUTER, spec.image or context.images.router, router.module, argv, context),

@@ -58,7 +58,6 @@ def values(cluster: CacheCluster, context: Context) -> dict[str, str]:
         "path.arena": ARENA,
         "path.disk": DISK,
         "path.token": TOKEN_FILE,
-        "path.access": ACCESS,
         **SECRET_FILES,
         "redis.urls": ",".join(redis_urls(cluster, context.namespace)),
         **{f"port.{name}": str(port) for name, port in PORTS.items()},
