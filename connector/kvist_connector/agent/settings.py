@@ -49,6 +49,11 @@ class DiskSettings(Settings):
         "none",
         description="none (default): a power cut may lose chunks, never serves wrong ones; data: sync files",
     )
+    direct: bool = Field(
+        False,
+        description="true: past the page cache, which then keeps no second copy of what is in memory; false "
+        "(default): through it. Compressed, encrypted and odd-sized chunks always go through it",
+    )
     deadline: float = Field(
         30.0,
         gt=0,

@@ -48,7 +48,7 @@ async def open_stores(
     disk = settings.disk
     if disk.path is not None:
         own = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
-        store = await DiskStore.open(disk.path, disk.size, disk.fsync, own, owned=True)
+        store = await DiskStore.open(disk.path, disk.size, disk.fsync, own, owned=True, direct=disk.direct)
         found[Tier.DISK] = HangGuard(store, disk.deadline, _DISK_THREADS)
     codings = {
         Tier.DISK: Coding(disk.compression, keys),

@@ -3,7 +3,8 @@
 A file is written under a temporary name and renamed, so it is there whole or not at all;
 whether its bytes survive a power cut is the fsync policy, and the envelope's checksum
 catches it when they did not. The folder is scanned at start, so the limit holds across
-restarts. Blocking calls run in the given threads.
+restarts. Blocking calls run in the given threads. Reads and writes go through the page cache, or past
+it where that is asked for and chunks are whole pages.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Literal, TypeVar
 
 from kvist_connector.errors import ConfigError, StorageFull, TierError
 from kvist_connector.tiers.base import Buffer, Capabilities, Capacity, ChunkStore, Item, Read, total_bytes
+from kvist_connector.tiers.direct import ALIGNMENT, aligned, is_possible
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +45,20 @@ class DiskStore(ChunkStore):
     """Made by `DiskStore.open`."""
 
     def __init__(
-        self, root: Path, limit: int, fsync: Literal["none", "data"], threads: Executor, lock: int
+        self,
+        root: Path,
+        limit: int,
+        fsync: Literal["none", "data"],
+        threads: Executor,
+        lock: int,
+        direct: bool = False,
     ) -> None:
         self._root = root
         self._limit = limit
         self._fsync = fsync == "data"
         self._threads = threads
         self._owned = False
+        self._direct = direct
         self._lock = lock
         self._files: dict[bytes, _File] = {}
         self._coming: dict[bytes, int] = {}  # sizes of writes in flight: they count against the limit
@@ -57,15 +66,22 @@ class DiskStore(ChunkStore):
 
     @classmethod
     async def open(
-        cls, root: Path, limit: int, fsync: Literal["none", "data"], threads: Executor, owned: bool = False
+        cls,
+        root: Path,
+        limit: int,
+        fsync: Literal["none", "data"],
+        threads: Executor,
+        owned: bool = False,
+        direct: bool = False,
     ) -> DiskStore:
         """Take the folder and learn what is in it; raises ConfigError when another agent has it.
 
-        `owned`: the threads end with the store.
+        `owned`: the threads end with the store. `direct`: past the page cache, ConfigError where the file
+        system cannot do that.
         """
         loop = asyncio.get_running_loop()
-        lock = await loop.run_in_executor(threads, _take, root)
-        store = cls(root, limit, fsync, threads, lock)
+        lock = await loop.run_in_executor(threads, _take, root, direct)
+        store = cls(root, limit, fsync, threads, lock, direct)
         store._owned = owned
         store._files = await loop.run_in_executor(threads, _scan, root)
         store._used = sum(file.size for file in store._files.values())
@@ -79,7 +95,7 @@ class DiskStore(ChunkStore):
     async def get(self, read: Read) -> int | None:
         """See ChunkStore."""
         file = self._files.get(read.key)
-        size = await self._run(lambda: _read(self._path(read.key), read.into))
+        size = await self._run(lambda: _read(self._path(read.key), read.into, self._direct))
         # Somebody else removed it. A file that came meanwhile is another one.
         if size is None and file is not None and self._files.get(read.key) is file:
             self._forget(read.key)
@@ -95,7 +111,7 @@ class DiskStore(ChunkStore):
         self._coming[key] = size
         self._used += size
         try:
-            await self._run(lambda: _write(self._path(key), parts, self._fsync))
+            await self._run(lambda: _write(self._path(key), parts, self._fsync, self._direct))
         except BaseException:
             self._used -= size
             raise
@@ -154,7 +170,7 @@ class DiskStore(ChunkStore):
             raise TierError(f"{self._root}: {error.strerror}") from error
 
 
-def _take(root: Path) -> int:
+def _take(root: Path, direct: bool) -> int:
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -170,6 +186,11 @@ def _take(root: Path) -> int:
         raise ConfigError(
             f"disk.path: {root} cannot be locked: {error.strerror}: use a local disk"
         ) from error
+    if direct and not is_possible(root):
+        os.close(lock)
+        raise ConfigError(
+            f"disk.direct: the file system of {root} has no direct I/O: leave it off, or use a local disk"
+        )
     return lock
 
 
@@ -200,32 +221,39 @@ def _key_of(path: Path) -> bytes | None:
     return key if len(key) == 16 and path.parent.name == path.name[:2] else None
 
 
-def _read(path: Path, into: Sequence[memoryview]) -> int | None:
+def _read(path: Path, into: Sequence[memoryview], direct: bool = False) -> int | None:
+    wanted = [view.cast("B") for view in into if view.nbytes]
+    past = aligned(wanted) if direct else None
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if past else 0))
     except FileNotFoundError:
         return None
     try:
-        left = [view.cast("B") for view in into if view.nbytes]
+        left = past.views if past else wanted
         position = 0
         while left:
             count = os.preadv(fd, left, position)
-            if count == 0:
-                break
             position += count
+            # Direct reads are of whole pages but for the file's end.
+            if count == 0 or (past and count % ALIGNMENT):
+                break
             left = _advance(left, count)
+        if past:
+            past.copy_back()
         return os.fstat(fd).st_size
     finally:
         os.close(fd)
 
 
-def _write(path: Path, parts: Sequence[Buffer], sync: bool) -> None:
+def _write(path: Path, parts: Sequence[Buffer], sync: bool, direct: bool = False) -> None:
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}{_PARTIAL}")
+    past = aligned(parts) if direct else None
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | (os.O_DIRECT if past else 0)
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = os.open(temporary, flags, 0o600)
         try:
-            left = [memoryview(part).cast("B") for part in parts if len(part)]
+            left = past.views if past else [memoryview(part).cast("B") for part in parts if len(part)]
             while left:
                 left = _advance(left, os.writev(fd, left))
             if sync:

@@ -94,9 +94,9 @@ async def test_pins_of_chunks_on_disk_alone_outlast_its_hanging(start, settings,
     await agent.post("pin", {"keys": keys, "seconds": 3600})
     goes_on, read = threading.Event(), disk._read
 
-    def hung(path, into):
+    def hung(path, into, direct):
         assert goes_on.wait(DEADLINE)
-        return read(path, into)
+        return read(path, into, direct)
 
     with monkeypatch.context() as slow:
         slow.setattr(disk, "_read", hung)
