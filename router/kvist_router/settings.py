@@ -305,7 +305,7 @@ class RouterSettings(Settings):
                 "replicas come from one place: give either kubernetes.service, or replicas and replicas_file"
             )
         check_names(self.replicas)
-        check_tenants(self.tenants)
+        check_tenants(self.tenants, self.tenant)
         return self
 
     @property

@@ -27,7 +27,6 @@ from kvist_operator.spec import CacheCluster
 from kvist_operator.spec.checks import first_violation
 from kvist_operator.spec.local_use import ignored_locally
 
-
 TENANT_SECRET: Final = "tenants.secret"  # in the run folder
 
 

@@ -124,6 +124,14 @@ class Catalog:
         """Keys of the chunks that carry the tag, or more tags than are kept apart."""
         return list(self._tagged.get(tag, set()) | self._tagged.get(EVERY_TAG, set()))
 
+    def count(self, tag: str) -> int:
+        """Chunks that carry this very tag."""
+        return len(self._tagged.get(tag, ()))
+
+    def with_tag(self, tag: str) -> list[bytes]:
+        """Keys of the chunks that carry this very tag."""
+        return list(self._tagged.get(tag, ()))
+
     def tag(self, chunk: Chunk, tags: Iterable[str]) -> bool:
         """Add tags to a chunk; whether that changed anything."""
         merged = merge_tags(chunk.tags, tags)

@@ -134,7 +134,12 @@ class Controls:
                 "pending_chunks": self._writebehind.pending_chunks,
                 "pending_bytes": self._writebehind.pending_bytes,
             },
-            "counters": {**core.counts, **core.loader.counts, **self._writebehind.counts},
+            "counters": {
+                **core.counts,
+                **core.quotas.counts,
+                **core.loader.counts,
+                **self._writebehind.counts,
+            },
             "tier_counters": {tier.label: dict(lower.counts) for tier, lower in self._lower.items()},
             "fingerprint": layout.fingerprint.hex() if layout is not None else "",
             "model": layout.model if layout is not None else "",

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from kvist_connector import __version__
 from kvist_connector.agent.authority import Authority
 from kvist_connector.agent.catalog import Catalog
@@ -20,6 +22,7 @@ from kvist_connector.agent.layouts import judge
 from kvist_connector.agent.loads import Loader
 from kvist_connector.agent.members import Members
 from kvist_connector.agent.memory import MemoryTier
+from kvist_connector.agent.quota import Quotas
 from kvist_connector.agent.session import Session
 from kvist_connector.errors import ConfigError
 from kvist_connector.keys import split_keys
@@ -67,6 +70,7 @@ class Core:
     members: Members
     epoch: int
     quiet: Callable[[], Awaitable[None]]  # returns when no thread touches the arena
+    quotas: Quotas
     hooks: Hooks = field(default_factory=Hooks)
     counts: Counter[str] = field(default_factory=Counter)
     sessions: set[Session] = field(default_factory=set)
@@ -150,6 +154,9 @@ class Core:
                 self._step(session, message)
             case wire.Lookup() if session.is_scheduler:
                 self.counts["lookups"] += 1
+                tags = self.quotas.learn(message.tags)
+                if tags != message.tags:
+                    message = msgspec.structs.replace(message, tags=tags)
                 self.loader.lookup(session, message, self.prefill)
             case wire.Reset() if session.is_scheduler:
                 self._reset()
@@ -250,17 +257,23 @@ class Core:
         if not session.grants.take(commit.ref) or not self.memory.owns(commit.ref):
             self.counts["commits_refused"] += 1
             return
+        tags = self.quotas.learn(commit.tags)
+        if tags != commit.tags:
+            commit = msgspec.structs.replace(commit, tags=tags)
         outcome = self._judge_commit(commit)
         self.counts["commits_" + outcome] += 1
         if outcome != "accepted":
             self.memory.discard(commit.ref)
-            if outcome in ("orphaned", "retired"):
+            if outcome in ("orphaned", "retired", "over_quota"):
                 self._gone_key(commit.key)
             present = self.catalog.get(commit.key)
             if present is not None:
                 self.memory.tag(present, commit.tags)
             return
-        self.memory.commit(commit.ref, commit.key, commit.parent, commit.index, commit.tags, commit.epoch)
+        chunk = self.memory.commit(
+            commit.ref, commit.key, commit.parent, commit.index, commit.tags, commit.epoch
+        )
+        self.quotas.stored(chunk)
         self.hooks.committed(commit.key)
 
     def _judge_commit(self, commit: Commit) -> str:
@@ -270,6 +283,8 @@ class Core:
             return "duplicate"
         if self.memory.authority.retires(commit.key, commit.parent, commit.index, commit.epoch, commit.tags):
             return "retired"
+        if not self.quotas.admit(commit.tags):
+            return "over_quota"
         if commit.index > 0:
             parent = self.catalog.get(commit.parent)
             if parent is None or parent.index != commit.index - 1:

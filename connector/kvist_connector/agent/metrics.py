@@ -83,7 +83,12 @@ class _StateCollector(Collector):
         yield _counter(
             "kvist_agent_events",
             "Things that happened, by kind",
-            (self._core.counts, self._core.loader.counts, self._writebehind.counts),
+            (
+                self._core.counts,
+                self._core.quotas.counts,
+                self._core.loader.counts,
+                self._writebehind.counts,
+            ),
         )
         errors = CounterMetricFamily(
             "kvist_agent_tier_events",

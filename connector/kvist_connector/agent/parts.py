@@ -32,6 +32,7 @@ from kvist_connector.agent.parting import Parting
 from kvist_connector.agent.peer_stores import Peers
 from kvist_connector.agent.peers import PeerTier
 from kvist_connector.agent.pins import Pins
+from kvist_connector.agent.quota import Quotas
 from kvist_connector.agent.retire import Retire
 from kvist_connector.agent.retired_file import RetiredFile
 from kvist_connector.agent.roster import Roster
@@ -119,7 +120,9 @@ def build(
     writebehind = WriteBehind(memory, catalog, written, write_behind_bytes)
     members = Members(settings.arena, memory)
     epoch = max(now_ms, memory.previous_epoch() + 1)
-    core = Core(memory, catalog, loader, members, epoch, busy.idle)
+    own = {tier: found for tier, found in lower.items() if isinstance(found, OwnTier)}
+    quotas = Quotas(memory, catalog, own, clock)
+    core = Core(memory, catalog, loader, members, epoch, busy.idle, quotas)
     core.unstorable = lambda size: _too_large(size, lower)
     catalog.weigh_by(_weigher(core, lower))
     gpu, feed = _index_and_feed(settings, core, lower)

@@ -87,6 +87,10 @@ class EvictionIndex:
         node.blocked -= 1
         self._offer(node)
 
+    def may_go(self, key: bytes) -> bool:
+        """Whether a chunk of the tier has no children there and is not blocked."""
+        return self._evictable(self._nodes[key])
+
     def worth(self, key: bytes) -> float:
         """Of keeping the chunk now, in the policy's own unit."""
         node = self._nodes[key]

@@ -9,6 +9,11 @@ from typing import Final
 MAX_TAGS: Final = 32
 MAX_TAG_BYTES: Final = 2048
 EVERY_TAG: Final = "*"
+# A router's own, taken from no client: whose chunks they are, and the tokens that the tenant may hold
+# on one agent (agent/quota.py), which is not kept with them.
+TENANT: Final = "tenant:"
+QUOTA: Final = "quota:"
+RESERVED: Final = (TENANT, QUOTA)
 
 
 def tag_bytes(tags: Iterable[str]) -> int:

@@ -16,7 +16,7 @@ KEYS: Final = "keys"
 CERTIFICATE: Final = "tls.crt"
 PRIVATE_KEY: Final = "tls.key"
 SECRET: Final = "secret"
-_SHARE: Final = ("weight", "priority", "requests_per_minute", "tokens_per_minute")
+_SHARE: Final = ("weight", "priority", "requests_per_minute", "tokens_per_minute", "cache_tokens")
 
 
 def has_keys(cluster: CacheCluster) -> bool:

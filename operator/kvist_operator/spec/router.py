@@ -20,7 +20,6 @@ from kvist_operator.spec.base import (
     rules,
 )
 
-
 PolicyName = Literal["kvist", "approximate", "prefix-affinity", "least-load", "round-robin"]
 
 
@@ -104,6 +103,13 @@ class Tenant(Section):
     )
     requests_per_minute: float | None = Field(
         default=None, gt=0, description="Most requests a minute, at each router. Default: any number."
+    )
+    cache_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        le=1_000_000_000_000,
+        description="Most tokens whose KV each engine's agent keeps of it in memory and on disk. Default: as "
+        "there is room.",
     )
     tokens_per_minute: float | None = Field(
         default=None,

@@ -44,6 +44,11 @@ class ShareSettings(Settings):
         gt=0,
         description="tokens of prompts and answers a minute; a minute's worth may come at once; none: any",
     )
+    cache_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        description="tokens whose KV each replica keeps of it in memory and on disk; none: as there is room",
+    )
 
 
 class AdmissionSettings(Settings):
@@ -100,8 +105,13 @@ class TenantSettings(ShareSettings):
     )
 
 
-def check_tenants(tenants: tuple[TenantSettings, ...]) -> None:
-    """Raise ValueError when two tenants share a name."""
+def check_tenants(tenants: tuple[TenantSettings, ...], separation: SeparationSettings) -> None:
+    """Raise ValueError when two tenants share a name, or chunks that only one of them may have."""
+    quotas = [share.cache_tokens for share in (*tenants, separation.others)]
+    if separation.secret_file is None and any(tokens is not None for tokens in quotas):
+        raise ValueError(
+            "cache_tokens needs tenant.secret_file: without it tenants share what is cached; set both or none"
+        )
     found: set[str] = set()
     for tenant in tenants:
         if tenant.name in found:

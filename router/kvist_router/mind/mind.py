@@ -21,6 +21,7 @@ import msgspec
 
 from kvist_connector.keys import root_key
 from kvist_connector.protocol import feed
+from kvist_router.access.quota import CacheQuotas
 from kvist_router.errors import Refused
 from kvist_router.metrics import MindMetrics
 from kvist_router.mind.admission.gate import Gate
@@ -119,6 +120,7 @@ class LocalMind:
         self._memo = KeyMemo(settings.tokens.key_cache_chunks)
         self._roots: SizedLRU[tuple[Identity, str, str], bytes] = SizedLRU(ROOTS_BYTES)
         self._secret = secret
+        self._quotas = CacheQuotas(settings.tenants, settings.tenant.others)
         self._clock = clock
         self._random = random or Random()
 
@@ -196,6 +198,7 @@ class LocalMind:
         if settings.policy != self._settings.policy:
             self._policy = policy_of(settings.policy)
         self._settings = settings
+        self._quotas = CacheQuotas(settings.tenants, settings.tenant.others)
         self.gate.use(settings.admission, settings.tenants, settings.tenant.others)
         self.gate.look()
 
@@ -369,15 +372,18 @@ class LocalMind:
             predicted_tokens=cost.reused,
             prompt_tokens=question.tokens,
             stream=question.request.stream,
-            body=self._edited(body, question),
+            body=self._edited(body, question, metadata.tenant),
             context_tokens=question.model.longest or 0,
         )
 
-    def _edited(self, body: bytes, question: _Question) -> bytes | None:
+    def _edited(self, body: bytes, question: _Question, tenant: str) -> bytes | None:
         if question.request.path in ("tokens", "stored"):  # nothing of these is kept
             return None
-        salt = None if self._secret is None else question.salt
-        return edit_body(body, question.request.tags, salt)
+        tags = question.request.tags
+        if self._secret is None:
+            return edit_body(body, tags, None)
+        own = self._quotas.tags(tenant)
+        return edit_body(body, (*(tags or ()), *own) if own else tags, question.salt)
 
     def _record(self, question: _Question, decided: _Decided, metadata: Metadata) -> DecisionRecord:
         # The connector sums copies and prompt lists under one id, so only a single prompt can be compared.

@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn, TypeGuard
 
 import msgspec
 
+from kvist_connector.protocol.tags import RESERVED
 from kvist_router.errors import Refused
 from kvist_router.mind.interface import Path, Refusal
 
@@ -181,6 +182,8 @@ def _tags(fields: dict[str, Any]) -> tuple[str, ...] | None:
         _refuse(
             f"kvist.tags must be at most {MAX_TAGS} strings of 1..{MAX_TAG_LENGTH} characters", "kvist.tags"
         )
+    if any(tag.startswith(RESERVED) for tag in tags):
+        _refuse(f"kvist.tags must not begin with {' or '.join(RESERVED)}: the router says that", "kvist.tags")
     return tuple(tags)
 
 
