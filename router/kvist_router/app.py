@@ -319,7 +319,9 @@ async def _mind(
     prompts = PromptSource(local, remote, metrics, verify=model.verify_cases > 0)
     secret = _secret(settings.tenant.secret_file)
     finder = ResponseFinder(session, settings.tokens.remote_seconds)
-    mind = LocalMind(settings, policy(settings.policy), prompts, metrics, secret, finder=finder)
+    mind = LocalMind(
+        settings, policy(settings.policy, settings.weights), prompts, metrics, secret, finder=finder
+    )
     fleet = _fleet(settings, mind, session, metrics, relay)
 
     async def discover() -> None:

@@ -20,7 +20,7 @@ from kvist_router.changes import stamp
 from kvist_router.settings import LimitSettings, RouterSettings
 
 LOOK_SECONDS = 1.0
-LIVE_SECTIONS = ("admission", "auth", "log", "log_level", "policy", "tenants")
+LIVE_SECTIONS = ("admission", "auth", "log", "log_level", "policy", "tenants", "weights")
 LIVE_LIMITS = (
     "body_bytes",
     "body_seconds",

@@ -21,6 +21,7 @@ from kvist_router.access.settings import (
     check_tenants,
 )
 from kvist_router.log_settings import LogSettings, TracingSettings
+from kvist_router.mind.policies.weights import PolicyWeights
 from kvist_router.tls import TlsSettings
 
 # Until every proxy and load balancer has heard that an endpoint goes away.
@@ -271,6 +272,7 @@ class RouterSettings(Settings):
         description="kvist (predicted TTFT and delay of others), approximate (the same by own dispatches), "
         "prefix-affinity, least-load or round-robin",
     )
+    weights: PolicyWeights = Field(default=PolicyWeights(), description="parameters of policies")
     shadows: tuple[PolicyName, ...] = Field(
         default=(),
         description="policies that choose too and are not followed; metrics compare them",

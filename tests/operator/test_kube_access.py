@@ -64,6 +64,21 @@ def test_files_come_from_the_secrets_named_and_one_that_the_operator_makes() -> 
     assert "keys" not in str(container["args"] + container["env"])
 
 
+def test_how_a_replica_is_chosen_is_the_routers_setting() -> None:
+    given = {
+        "policy": "prefix-affinity",
+        "shadows": ["kvist", "round-robin"],
+        "weights": {"bound": 2, "tieSeconds": 0.01},
+        "limits": {"continuations": 1},
+        "tenants": [{"name": "red", "apiKeys": {"name": "red-keys"}, "cacheTokens": 5000}],
+    }
+    found = validate(RouterSettings, settings(**given))
+    assert found.shadows == ("kvist", "round-robin")
+    assert (found.weights.bound, found.weights.tie_seconds, found.weights.standstill) == (2, 0.01, 0.5)
+    assert found.limits.continuations == 1
+    assert found.tenants[0].cache_tokens == 5000
+
+
 def test_without_keys_there_is_neither_a_folder_nor_a_secret() -> None:
     assert not {"auth", "tenant", "tenants", "admission"} & settings().keys()
     assert "access" not in [item["name"] for item in pod()["volumes"]]

@@ -65,7 +65,7 @@ def test_text_that_is_no_manifest_is_refused(text: str, message: str) -> None:
         ({"engine": 5}, "spec.engine: 5 is not valid: a mapping is expected"),
         ({"engine": {"startupDeadline": float("inf")}}, "a duration is at most 3650d"),
         ({"router": {"limits": {"firstByteDeadline": "9" * 20 + "d"}}}, "a duration is at most 3650d"),
-        ({"router": {"weights": {"a": float("nan")}}}, "spec.router.weights.a"),
+        ({"router": {"weights": {"bound": float("nan")}}}, "spec.router.weights.bound"),
     ],
 )
 def test_values_that_no_machine_can_take_are_named(sections: dict[str, Any], message: str) -> None:

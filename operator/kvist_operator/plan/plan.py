@@ -84,6 +84,7 @@ def _router_settings(cluster: CacheCluster, target: Target) -> dict[str, object]
         "model": {"path": "$(path.model)"},
         "policy": router.policy,
         **({"shadows": list(router.shadows)} if router.shadows else {}),
+        **({"weights": weights} if (weights := router.weights.model_dump(exclude_none=True)) else {}),
         **_discovery(cluster, target),
         "limits": {
             "body_bytes": limits.body,

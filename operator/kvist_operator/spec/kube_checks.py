@@ -92,15 +92,6 @@ def claim_holds_disk(cluster: CacheCluster, facts: Facts) -> Violation | None:
     return Violation(field, str(storage), reason, f"set at least {need}, or a smaller cache.disk.size")
 
 
-def in_this_release(cluster: CacheCluster, facts: Facts) -> Violation | None:
-    """Sections that are read and not carried out yet would promise what nobody keeps."""
-    weights = cluster.spec.router.weights
-    if not weights:
-        return None
-    value = f"a mapping of {len(weights)}"
-    return Violation("spec.router.weights", value, "this release does not do it", "leave it out")
-
-
 def something_is_cleared(cluster: CacheCluster, facts: Facts) -> Violation | None:
     """A managed Redis goes with its cluster: only what outlives it can be cleared."""
     remote = cluster.spec.cache.remote
@@ -149,7 +140,6 @@ KUBE_CHECKS: Final[tuple[Check, ...]] = (
     chunk_divides,
     devices_match,
     claim_holds_disk,
-    in_this_release,
     something_is_cleared,
     something_is_encrypted,
     egress_is_restricted,

@@ -27,7 +27,6 @@ KUBERNETES_ONLY: Final = frozenset(
         "spec.router.replicas",
         "spec.router.autoscaling",
         "spec.router.limits.queueDeadline",
-        "spec.router.weights",
         "spec.router.image",
         "spec.router.resources",
         "spec.router.env.valueFrom",

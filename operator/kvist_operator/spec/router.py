@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
@@ -141,14 +141,63 @@ class Autoscaling(Section):
         return self
 
 
+class PolicyWeights(Section):
+    """Parameters of the policies; docs/router.md has the formulas."""
+
+    standstill: float | None = Field(
+        default=None,
+        ge=0,
+        le=100,
+        description="kvist, approximate: what a second in which an answer stands still counts, in seconds of "
+        "waiting for a first token. Default: 0.5.",
+    )
+    tie_ratio: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="kvist, approximate: costs within this share of the least predicted TTFT are equal. "
+        "Default: 0.05.",
+    )
+    tie_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        le=60,
+        description="kvist, approximate: and those within so many seconds of it. Default: 0.005.",
+    )
+    bound: float | None = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description="prefix-affinity: most requests in flight at an engine, in shares of the mean. "
+        "Default: 1.25.",
+    )
+
+
+_OF_AFFINITY: Final = "weights.bound is for prefix-affinity, which is neither the policy nor a shadow"
+_OF_KVIST: Final = (
+    "weights.standstill, tieRatio and tieSeconds are for kvist and approximate, which are neither the policy "
+    "nor a shadow"
+)
+_USED: Final = {
+    "kvist": "!has(self.policy) || self.policy == 'kvist' || self.policy == 'approximate' || "
+    "has(self.shadows) && self.shadows.exists(name, name == 'kvist' || name == 'approximate')",
+    "prefix-affinity": "has(self.policy) && self.policy == 'prefix-affinity' || "
+    "has(self.shadows) && self.shadows.exists(name, name == 'prefix-affinity')",
+}
+
+
+def _without(policy: str, *weights: str) -> str:
+    """CEL: none of the weights is given, or the policy is used."""
+    given = " && ".join(f"!has(self.weights.{weight})" for weight in weights)
+    return f"!has(self.weights) || {given} || {_USED[policy]}"
+
+
 class Router(Section):
     """Where requests arrive and how a replica is chosen."""
 
     model_config = rules(
-        (
-            "!has(self.weights) || self.weights.size() == 0",
-            "policies take no weights in this release: leave weights out",
-        ),
+        (_without("prefix-affinity", "bound"), _OF_AFFINITY),
+        (_without("kvist", "standstill", "tieRatio", "tieSeconds"), _OF_KVIST),
     )
 
     replicas: int = Field(
@@ -172,10 +221,8 @@ class Router(Section):
         description="Policies that choose on every request, too, and are not followed; metrics compare them. "
         "Default: none.",
     )
-    weights: dict[Annotated[str, StringConstraints(max_length=63)], float] = Field(
-        default_factory=dict,
-        max_length=64,
-        description="Parameters of the policy by name. Not in this release. Default: its own.",
+    weights: PolicyWeights = Field(
+        default_factory=PolicyWeights, description="Parameters of the policies. Default: their own."
     )
     limits: RouterLimits = Field(default_factory=RouterLimits, description="What a router accepts at once.")
     auth: RouterAuth = Field(
@@ -204,3 +251,13 @@ class Router(Section):
         default_factory=dict,
         description="Merged over the rendered pod template. Kubernetes only. Default: empty.",
     )
+
+    @model_validator(mode="after")
+    def _weights_have_an_effect(self) -> Self:
+        used = {self.policy, *self.shadows}
+        if self.weights.bound is not None and "prefix-affinity" not in used:
+            raise ValueError(_OF_AFFINITY)
+        others = (self.weights.standstill, self.weights.tie_ratio, self.weights.tie_seconds)
+        if any(weight is not None for weight in others) and not used & {"kvist", "approximate"}:
+            raise ValueError(_OF_KVIST)
+        return self

@@ -38,6 +38,22 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
+class Weights(Protocol):
+    """What of policies/weights.py the cost to all takes."""
+
+    @property
+    def standstill(self) -> float:
+        """In place of STANDSTILL."""
+
+    @property
+    def tie_ratio(self) -> float:
+        """In place of TIE_RATIO."""
+
+    @property
+    def tie_seconds(self) -> float:
+        """In place of TIE_SECONDS."""
+
+
 class Policy(Protocol):
     """One way to choose. State, if any, is the policy's own."""
 
@@ -49,25 +65,28 @@ class Policy(Protocol):
         """Pick one of the candidates, never none. `prefix`: a key equal for prompts that begin alike."""
 
 
-def delays(candidate: Candidate) -> float:
+def delays(candidate: Candidate, standstill: float = STANDSTILL) -> float:
     """Seconds that all others lose together when this replica takes the request.
 
-        waiting * (recompute + occupied) + STANDSTILL * decoding * recompute
+        waiting * (recompute + occupied) + standstill * decoding * recompute
 
     Those who wait are counted for those who will come behind: in a steady state they are as many (Little's
     law). They wait for our prefill, and for the KV space that we take. Answers stand still while we prefill.
     """
     recompute = candidate.cost.recompute
     behind = candidate.waiting * (recompute + candidate.occupied)
-    return behind + STANDSTILL * candidate.decoding * recompute
+    return behind + standstill * candidate.decoding * recompute
 
 
-def tie_band(candidates: Sequence[Candidate]) -> list[Candidate]:
+def tie_band(candidates: Sequence[Candidate], weights: Weights | None = None) -> list[Candidate]:
     """The candidates whose cost to all, predicted TTFT and delays, counts as equal to the least."""
-    totals = [candidate.cost.total + delays(candidate) for candidate in candidates]
+    standstill, ratio, seconds = STANDSTILL, TIE_RATIO, TIE_SECONDS
+    if weights is not None:
+        standstill, ratio, seconds = weights.standstill, weights.tie_ratio, weights.tie_seconds
+    totals = [candidate.cost.total + delays(candidate, standstill) for candidate in candidates]
     least = min(totals)
     ttft = candidates[totals.index(least)].cost.total
-    limit = least + max(TIE_RATIO * ttft, TIE_SECONDS)
+    limit = least + max(ratio * ttft, seconds)
     return [candidate for candidate, total in zip(candidates, totals, strict=True) if total <= limit]
 
 

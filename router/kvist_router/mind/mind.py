@@ -108,7 +108,8 @@ class LocalMind:
         longest = 2 * (limits.first_byte_seconds + limits.idle_seconds)
         self.in_flight = InFlightMap(limits.in_flight, max(3600.0, longest))
         self._waiting = Waiting(self.replicas, limits.queue_seconds, metrics)
-        self._shadows = Shadows({name: policy_of(name) for name in settings.shadows}, metrics)
+        shadows: dict[str, Policy] = {name: policy_of(name, settings.weights) for name in settings.shadows}
+        self._shadows = Shadows(shadows, metrics)
         self._outcomes = Outcomes(self.records, self.in_flight, metrics, source, clock)
         self._settings = settings
         self._policy = policy
@@ -195,8 +196,8 @@ class LocalMind:
 
     def use(self, settings: RouterSettings) -> None:
         """Other settings, as far as they can change while requests run (reload.py)."""
-        if settings.policy != self._settings.policy:
-            self._policy = policy_of(settings.policy)
+        if (settings.policy, settings.weights) != (self._settings.policy, self._settings.weights):
+            self._policy = policy_of(settings.policy, settings.weights)
         self._settings = settings
         self._quotas = CacheQuotas(settings.tenants, settings.tenant.others)
         self.gate.use(settings.admission, settings.tenants, settings.tenant.others)
@@ -405,14 +406,16 @@ class LocalMind:
             tokens_from=question.prompts.source,
             streamed=question.request.stream,
             beyond_plain=sorted(question.prompts.used),
-            considered=[_considered(item.candidate) for item in decided.considered],
+            considered=[
+                _considered(item.candidate, self._settings.weights.standstill) for item in decided.considered
+            ],
             attempts=[*metadata.exclude, chosen.replica.name],
             last_chunk_key=chosen.keys[-1].hex() if comparable and chosen.keys else "",
             elsewhere={name: other.replica for name, other in decided.elsewhere.items()},
         )
 
 
-def _considered(item: Candidate) -> Considered:
+def _considered(item: Candidate, standstill: float) -> Considered:
     cost = item.cost
     return Considered(
         item.name,
@@ -423,7 +426,7 @@ def _considered(item: Candidate) -> Considered:
         cost.recompute,
         cost.reused,
         cost.space,
-        delays(item),
+        delays(item, standstill),
     )
 
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from kvist_router.mind.choice import Candidate, Choice, least_outstanding, tie_band
+from kvist_router.mind.choice import Candidate, Choice, Weights, least_outstanding, tie_band
 
 
 class KvistPolicy:
     """Stateless. Without `feeds` it is `approximate`."""
 
-    def __init__(self, feeds: bool = True) -> None:
+    def __init__(self, feeds: bool = True, weights: Weights | None = None) -> None:
         self.feeds = feeds
+        self._weights = weights
 
     def choose(self, candidates: Sequence[Candidate], random: Random, prefix: bytes = b"") -> Choice:
         """Pick inside the tie band."""
-        band = tie_band(candidates)
+        band = tie_band(candidates, self._weights)
         chosen = least_outstanding(band, random)
         if len(band) == 1:
             return Choice(chosen.name, "least predicted TTFT and delay of others")

@@ -16,8 +16,7 @@ from random import Random
 
 from kvist_router.mind.choice import Candidate, Choice
 from kvist_router.mind.policies.least_load import fewest_requests
-
-BOUND = 1.25  # most requests of a replica, in shares of the mean
+from kvist_router.mind.policies.weights import BOUND
 
 
 class PrefixAffinityPolicy:
@@ -25,12 +24,15 @@ class PrefixAffinityPolicy:
 
     feeds = False
 
+    def __init__(self, bound: float = BOUND) -> None:
+        self._bound = bound
+
     def choose(self, candidates: Sequence[Candidate], random: Random, prefix: bytes = b"") -> Choice:
         """The first in the prefix' order that has room; a prompt without a whole chunk: where fewest are."""
         if not prefix:
             return fewest_requests(candidates, random)
         total = sum(candidate.outstanding_requests for candidate in candidates)
-        bound = math.ceil(BOUND * (total + 1) / len(candidates))
+        bound = math.ceil(self._bound * (total + 1) / len(candidates))
         order = sorted(candidates, key=lambda item: _weight(prefix, item.name), reverse=True)
         chosen = next(item for item in order if item.outstanding_requests < bound)
         if chosen is order[0]:
