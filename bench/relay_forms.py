@@ -18,7 +18,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvist_router.app import settle_memory
+from kvist_router.memory import settle_memory
 from kvist_router.metrics import RelayMetrics
 from kvist_router.mind.interface import Decision, Metadata, Refusal, Report
 from kvist_router.relay.app import Relay

@@ -27,7 +27,7 @@ from kvist_connector.keys import root_key
 from kvist_connector.protocol.feed import FEED_VERSION, Opening, Snapshot
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.settings import validate
-from kvist_router.app import settle_memory
+from kvist_router.memory import settle_memory
 from kvist_router.metrics import MindMetrics
 from kvist_router.mind.interface import Decision, Metadata, Report
 from kvist_router.mind.mind import LocalMind
@@ -47,6 +47,7 @@ REPLICAS, PROMPTS, PROMPT_TOKENS = 8, 32, 4000
 CONNECTIONS, WORDS, ENGINES = 16, 4000, 2
 SECONDS = 3.0
 FINGERPRINT = b"bench" * 6
+APART = "exact, mind apart"
 PEER = "vllm-router cache_aware"
 ABSENT = (
     "vllm-router, the Rust router of the vLLM project: pip install vllm-router==0.1.17 into an environment "
@@ -67,7 +68,8 @@ def run(options: harness.Options) -> harness.Result:
         constant, mine, plain = harness.paired_ratio(
             forms["constant"].rate, forms["passthrough"].rate, options.rounds(10, 2)
         )
-        ratios: dict[str, float] = {}
+        apart, *_ = harness.paired_ratio(forms[APART].rate, forms["passthrough"].rate, options.rounds(10, 2))
+        ratios: dict[str, float] = {f"{APART} / passthrough": apart.median}
         exact, whole, _ = harness.paired_ratio(
             forms["exact"].rate, forms["passthrough"].rate, options.rounds(10, 2)
         )
@@ -89,7 +91,8 @@ def run(options: harness.Options) -> harness.Result:
                 f"Relay: {CONNECTIONS} connections, streaming, {WORDS} words",
                 ("form", "req/s, median", "first byte p50 ms", "p99 ms", "processor ms per request"),
                 rows,
-                "Load and mock engines share the machine's cores with the relay."
+                "Load and mock engines share the machine's cores with the relay. Mind apart: the mind "
+                "and one relay have a process each."
                 + "".join(f" {name}: {ratio:.2f}." for name, ratio in ratios.items()),
             ),
         ),
@@ -216,8 +219,8 @@ class Form:
         return (self.name, f"{middle:.0f}", *(f"{value:.1f}" for value in times), f"{processor:.2f}")
 
     def _seconds(self) -> float:
-        used = self._process.cpu_times()
-        return float(used.user + used.system)
+        found = [self._process, *self._process.children(recursive=True)]
+        return sum(float(item.cpu_times().user + item.cpu_times().system) for item in found)
 
 
 @contextlib.contextmanager
@@ -231,7 +234,7 @@ def _forms(folder: Path, peer: Path | None) -> Iterator[dict[str, Form]]:
         forms = {}
         for name, arguments in _commands(engines, folder, peer).items():
             port = free_port()
-            ready = {"exact": "/readyz", PEER: "/health"}.get(name)
+            ready = {"exact": "/readyz", APART: "/readyz", PEER: "/health"}.get(name)
             process = _start(stack, [*arguments, "--port", str(port)], port, ready)
             forms[name] = Form(name, process, port)
         yield forms
@@ -245,10 +248,12 @@ def _commands(engines: list[str], folder: Path, peer: Path | None) -> dict[str, 
     flags = [flag for url in engines for flag in ("--engine", url)]
     replicas = [flag for url in engines for flag in ("--replica", url)]
     model = ["--model.path", str(folder), "--model.verify-cases", "0"]
+    router = _module("kvist_router", *replicas, *model, "--admin-port", "0", "--log-level", "warning")
     commands = {
         "passthrough": _module("bench.relay_forms", "passthrough", *flags),
         "constant": _module("bench.relay_forms", "constant", *flags),
-        "exact": _module("kvist_router", *replicas, *model, "--admin-port", "0", "--log-level", "warning"),
+        "exact": [*router, "--relays", "0"],
+        APART: [*router, "--relays", "1"],
     }
     if peer is not None:
         metrics = ["--prometheus-port", str(free_port()), "--log-level", "error"]

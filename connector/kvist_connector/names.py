@@ -24,6 +24,7 @@ HEADER_PREFIX: Final = "x-kvist-"
 HEADER_REQUEST_ID: Final = "x-kvist-request-id"
 HEADER_REPLICA: Final = "x-kvist-replica"
 HEADER_PREDICTED_TOKENS: Final = "x-kvist-predicted-tokens"
+HEADER_ROUTED_BY: Final = "x-kvist-routed-by"
 
 # Environment variables: PREFIX + field name in upper case, nested fields joined by "__".
 ENV_AGENT: Final = "KVIST_AGENT_"

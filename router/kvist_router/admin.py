@@ -1,4 +1,4 @@
-"""The admin port: decisions, replicas, metrics, controls. Called by app.py; the mind is only read."""
+"""The admin port: decisions, replicas, metrics, controls. Called by mind_side.py; the mind is only read."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Any
 
 import msgspec
 from fastapi import Depends, FastAPI, Query, Request, Response
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from kvist_connector import names
 from kvist_router.access.guard import Guard
 from kvist_router.controls.routes import CONTROLS, ClusterControls, add_controls
 from kvist_router.errors import Refused
 from kvist_router.explain import add_explain
+from kvist_router.exposition import Exposition, metrics_response
 from kvist_router.http_errors import one_error_form, refused
 from kvist_router.mind.interface import Refusal
 from kvist_router.mind.mind import LocalMind
@@ -23,9 +22,7 @@ from kvist_router.mind.replica import Replica
 MAX_DECISIONS = 1000
 
 
-def admin_app(
-    mind: LocalMind, registry: CollectorRegistry, controls: ClusterControls, guard: Guard
-) -> FastAPI:
+def admin_app(mind: LocalMind, exposition: Exposition, controls: ClusterControls, guard: Guard) -> FastAPI:
     """`GET /v1/kvist/decisions[/{id}]`, `/v1/kvist/replicas`, `/metrics`, `/healthz`, controls, explain."""
     app = FastAPI(title="kvist router admin", docs_url=None, redoc_url=None, openapi_url=None)
     one_error_form(
@@ -75,18 +72,13 @@ def admin_app(
 
     @app.get(names.PATH_METRICS)
     async def metrics() -> Response:
-        return metrics_response(registry)
+        return await metrics_response(exposition)
 
     @app.get(names.PATH_HEALTHZ)
     async def healthz() -> Response:
         return _json({"status": "ok"})
 
     return app
-
-
-def metrics_response(registry: CollectorRegistry) -> Response:
-    """The registry in Prometheus' text form."""
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
 def describe(replica: Replica) -> dict[str, Any]:

@@ -1,21 +1,18 @@
-"""The OpenAI endpoint: the relay on its hot paths, FastAPI for the rest. Called by app.py."""
+"""The OpenAI endpoint: the relay on its hot paths, FastAPI for the rest. Called by relay_side.py."""
 
 from __future__ import annotations
 
 import msgspec
 from fastapi import FastAPI, Response
-from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvist_connector import names
 from kvist_router.access.door import Door
-from kvist_router.admin import metrics_response
 from kvist_router.errors import Refused
+from kvist_router.exposition import Exposition, metrics_response
 from kvist_router.http_errors import one_error_form
 from kvist_router.metrics import RelayMetrics
-from kvist_router.mind.interface import Refusal
-from kvist_router.mind.mind import LocalMind
-from kvist_router.readiness import Readiness
+from kvist_router.mind.interface import Outlook, Refusal
 from kvist_router.relay.answers import send_refusal
 from kvist_router.relay.app import TENANT, Relay
 from kvist_router.relay.paths import PATHS, STORED, route
@@ -54,17 +51,16 @@ class Endpoint:
 _METRICS_ELSEWHERE = Refusal(404, "with API keys metrics are on the admin port only", code="not_found")
 
 
-def rest_app(mind: LocalMind, registry: CollectorRegistry, readiness: Readiness) -> FastAPI:
+def rest_app(outlook: Outlook, exposition: Exposition) -> FastAPI:
     """`GET /v1/models`, `/healthz`, `/readyz`, `/metrics`; anything else is an OpenAI-form 404."""
     app = FastAPI(title="kvist router", docs_url=None, redoc_url=None, openapi_url=None)
     one_error_form(app, ", ".join((*PATHS, STORED, "/v1/models")))
 
     @app.get("/v1/models")
     async def models() -> Response:
-        found = {name: model for item in mind.replicas.values() for name, model in item.models.items()}
         cards = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "kvist", "max_model_len": model.longest}
-            for name, model in sorted(found.items())
+            {"id": name, "object": "model", "created": 0, "owned_by": "kvist", "max_model_len": longest}
+            for name, longest in sorted(outlook.view().models.items())
         ]
         return Response(msgspec.json.encode({"object": "list", "data": cards}), media_type="application/json")
 
@@ -74,14 +70,13 @@ def rest_app(mind: LocalMind, registry: CollectorRegistry, readiness: Readiness)
 
     @app.get(names.PATH_READYZ)
     async def readyz() -> Response:
-        problem = readiness.problem()
-        body = msgspec.json.encode(
-            {"status": "ready"} if not problem else {"status": "not ready", "reason": problem}
-        )
+        problem, degraded = outlook.view().problem, outlook.degraded()
+        said = {"status": "not ready", "reason": problem} if problem else {"status": "ready"}
+        body = msgspec.json.encode(said | ({"degraded": degraded} if degraded else {}))
         return Response(body, 503 if problem else 200, media_type="application/json")
 
     @app.get(names.PATH_METRICS)
     async def metrics() -> Response:
-        return metrics_response(registry)
+        return await metrics_response(exposition)
 
     return app

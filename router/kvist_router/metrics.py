@@ -46,6 +46,11 @@ class RelayMetrics:
             "Requests without a valid API key.",
             registry=registry,
         )
+        self.without_mind = Counter(
+            "kvist_router_without_mind_total",
+            "Requests sent to a replica by hash, since the mind's process was gone.",
+            registry=registry,
+        )
         self._failing: set[str] = set()
         self.ttft = Histogram(
             "kvist_router_ttft_seconds",
@@ -72,6 +77,18 @@ class RelayMetrics:
         for gone in self._failing.difference(replicas):
             self._failing.discard(gone)
             self.upstream_errors.remove(gone)
+
+
+class TaskMetrics:
+    """Background tasks of a process."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.task_failures = Counter(
+            "kvist_router_task_failures_total",
+            "Background tasks restarted after an error.",
+            ["task"],
+            registry=registry,
+        )
 
 
 class MindMetrics:
@@ -149,12 +166,7 @@ class MindMetrics:
         self.feed_breaks = Counter(
             "kvist_router_feed_breaks_total", "Feed connections that ended.", replica, registry=registry
         )
-        self.task_failures = Counter(
-            "kvist_router_task_failures_total",
-            "Background tasks restarted after an error.",
-            ["task"],
-            registry=registry,
-        )
+        self.task_failures = TaskMetrics(registry).task_failures
 
         self._shadow_choices = Counter(
             "kvist_router_shadow_choices_total",

@@ -1,4 +1,4 @@
-"""Whether this router should get traffic: `/readyz`. Called by endpoint.py.
+"""Whether this router should get traffic: `/readyz`. Called by mind_side.py.
 
 A router that just started knows nothing of what replicas hold, and would scatter conversations.
 So it first waits until every replica's feed has brought its whole index and local tokens are verified,
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from kvist_router.discovery.source import Source
+from kvist_router.mind.interface import Known, View
 from kvist_router.mind.prompts import PromptSource
 from kvist_router.mind.replica import Replica
 
@@ -66,6 +67,31 @@ class Readiness:
             self._until = now
             return ""
         return "; ".join(problems)
+
+
+class LocalOutlook:
+    """`interface.Outlook` beside the mind."""
+
+    def __init__(self, replicas: Mapping[str, Replica], readiness: Readiness) -> None:
+        self._replicas = replicas
+        self._readiness = readiness
+
+    def view(self) -> View:
+        """See interface.Outlook."""
+        replicas = list(self._replicas.values())
+        serving = [item for item in replicas if item.serves and item.models]
+        staying = [item for item in serving if not item.draining] or serving
+        known = tuple(Known(item.name, item.url, tuple(item.models)) for item in staying)
+        models = {name: model.longest for item in replicas for name, model in item.models.items()}
+        return View(self._readiness.problem(), models, known, tuple(item.name for item in replicas))
+
+    def degraded(self) -> str:
+        """Nothing: where the mind is, it answers."""
+        return ""
+
+    def stop(self) -> None:
+        """See interface.Outlook."""
+        self._readiness.stop()
 
 
 def _why(replica: Replica) -> str:

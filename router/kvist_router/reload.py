@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from kvist_connector.errors import ConfigError
 from kvist_connector.settings import field_names
 from kvist_router.changes import stamp
+from kvist_router.mind.supervise import Counted, background
 from kvist_router.settings import LimitSettings, RouterSettings
 
 LOOK_SECONDS = 1.0
@@ -115,3 +117,19 @@ class Reloader:
         _log.info("%s: read again; changed: %s", self._path, ", ".join(change.changed) or "nothing")
         if change.waits:
             _log.warning("%s: these need a restart: %s", self._path, ", ".join(change.waits))
+
+
+@asynccontextmanager
+async def reloading(
+    settings: RouterSettings,
+    file: ConfigFile | None,
+    use: Callable[[RouterSettings], Awaitable[None]],
+    failures: Counted,
+) -> AsyncIterator[Reloader | None]:
+    """A reloader that follows the file, where there is one."""
+    if file is None:
+        yield None
+        return
+    reloader = Reloader(file, settings, use)
+    async with background("reload", reloader.watch, failures):
+        yield reloader

@@ -1,4 +1,4 @@
-"""uvicorn servers that share one loop and one pair of signals. Called by app.py.
+"""uvicorn servers that share one loop and one pair of signals. Called by app.py and processes/child.py.
 
 SIGTERM or SIGINT: say so to `on_stop`, serve on for the grace time, stop listening, let running answers
 end within the drain time, exit. Each further one skips to the next of these steps.
@@ -52,6 +52,12 @@ def listen(host: str, port: int, setting: str) -> socket.socket:
     return listener
 
 
+def url_of(listener: socket.socket, tls: bool) -> str:
+    """Where a listening socket is."""
+    host, port = listener.getsockname()[:2]
+    return f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """An app on its socket, behind TLS if there is a context."""
@@ -63,8 +69,7 @@ class Served:
     @property
     def url(self) -> str:
         """Where it is."""
-        host, port = self.listener.getsockname()[:2]
-        return f"http{'s' if self.tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+        return url_of(self.listener, self.tls is not None)
 
 
 class Servers:
@@ -102,16 +107,20 @@ class Servers:
     def stop(self) -> None:
         """The next step towards the end: grace, drain, at once."""
         if self._grace is None:
-            self._on_stop()
+            self.announce()
             loop = asyncio.get_running_loop()
-            self._grace = loop.call_later(self._grace_seconds, self._close)
+            self._grace = loop.call_later(self._grace_seconds, self.close)
             _log.info("stopping: requests are taken for %g s more", self._grace_seconds)
             if self._grace_seconds > 0:
                 return
         self._grace.cancel()
-        self._close()
+        self.close()
 
-    def _close(self) -> None:
+    def announce(self) -> None:
+        """Say that the end is near; everything is served still."""
+        self._on_stop()
+
+    def close(self) -> None:
         """Drain; the second call ends running answers at once."""
         again = any(server.should_exit for server, _ in self._servers)
         _log.info("ending running answers" if again else "closed: running answers may end")

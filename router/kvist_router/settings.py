@@ -5,6 +5,7 @@ Called by app.py; everything else gets the frozen object.
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Literal
 
@@ -145,6 +146,16 @@ class LimitSettings(Settings):
         description="time after SIGTERM in which /readyz says no and requests are still taken, until nobody "
         "sends any more, seconds; default: 10 with discovery in Kubernetes, else 0",
     )
+    silent_mind_seconds: float = Field(
+        default=3.0,
+        gt=0,
+        description="how long nothing may come from the mind's process until relays do without it, seconds",
+    )
+    hung_seconds: float = Field(
+        default=15.0,
+        gt=0,
+        description="how long one of the router's processes may give no answer until it is replaced, seconds",
+    )
     drain_seconds: float = Field(
         default=120.0, ge=0, description="time that running answers have after that, seconds"
     )
@@ -248,6 +259,13 @@ class RouterSettings(Settings):
         description="file with the admin port's own bearer token, read at every request; none: controls and "
         "decisions take the agents' token, and need none on a loopback admin_host without it",
     )
+    relays: int | None = Field(
+        default=None,
+        ge=0,
+        le=64,
+        description="processes that clients talk to, beside one for the mind; 0: all is one process; "
+        "default: one less than there are cores, at most 8, and 0 on up to two",
+    )
     tls: TlsSettings = Field(default=TlsSettings(), description="TLS of the OpenAI endpoint")
     name: str = Field(
         default="",
@@ -309,6 +327,11 @@ class RouterSettings(Settings):
         check_names(self.replicas)
         check_tenants(self.tenants, self.tenant)
         return self
+
+    @property
+    def reader(self) -> str:
+        """See name."""
+        return self.name or (socket.gethostname() if self.kubernetes.service else "router")
 
     @property
     def grace_seconds(self) -> float:

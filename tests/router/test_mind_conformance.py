@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvist_router.mind.interface import Decision, Metadata, Refusal, Report
+from kvist_router.mind.fallback import GONE
+from kvist_router.mind.interface import Decision, Metadata, Refusal, Report, View
 from kvist_router.mind.mind import LocalMind
 from kvist_router.mind.socket import MindClient, MindServer
 from kvist_router.testing.engine import FakeEngine
 from kvist_router.tokens.estimate import estimated_tokens
 
 CHAT = Metadata("chat")
+VIEW = View("", {"m": None}, (), ())
 
 
 def body(text: str = "x", **fields: Any) -> bytes:
@@ -26,8 +30,25 @@ def body(text: str = "x", **fields: Any) -> bytes:
 class Minds:
     """A mind over two engines, and the interface under test."""
 
-    def __init__(self, local: LocalMind, mind: Any, server: MindServer | None) -> None:
-        self.local, self.mind, self.server = local, mind, server
+    def __init__(
+        self, local: LocalMind, mind: Any, server: MindServer | None, following: asyncio.Task[str] | None
+    ) -> None:
+        self.local, self.mind, self.server, self.following = local, mind, server, following
+
+
+async def serve(path: Path, mind: LocalMind) -> MindServer:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen()
+    listener.setblocking(False)
+    server = MindServer(mind, lambda: VIEW)
+    await server.start(listener)
+    return server
+
+
+async def ended(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.fixture(params=["in-process", "socket"])
@@ -38,14 +59,17 @@ async def minds(request, router, tmp_path) -> AsyncIterator[Minds]:
             replicas=[{"name": f"r{number}", "url": engine.url} for number, engine in enumerate(engines)]
         )
         if request.param == "in-process":
-            yield Minds(running.mind, running.mind, None)
+            yield Minds(running.mind, running.mind, None, None)
             return
-        server = MindServer(running.mind, tmp_path / "mind.sock")
-        await server.start()
+        path = tmp_path / "mind.sock"
+        server = await serve(path, running.mind)
         stack.push_async_callback(server.close)
-        client = MindClient(tmp_path / "mind.sock")
-        stack.push_async_callback(client.close)
-        yield Minds(running.mind, client, server)
+        told = asyncio.Event()
+        client = MindClient(path, lambda view: told.set())
+        following = asyncio.create_task(client.follow())
+        stack.push_async_callback(ended, following)
+        await asyncio.wait_for(told.wait(), 60)
+        yield Minds(running.mind, client, server, following)
 
 
 async def test_a_decision_names_a_replica_and_counts_as_in_flight(minds: Minds) -> None:
@@ -119,17 +143,14 @@ async def test_a_relay_that_vanishes_leaves_nothing_in_flight(minds: Minds, unti
     if not isinstance(minds.mind, MindClient):
         pytest.skip("a relay in the mind's process cannot vanish alone")
     await minds.mind.decide(body(), CHAT)
-    await minds.mind.close()
+    await ended(minds.following)
     await until(lambda: len(minds.local.in_flight) == 0)
 
 
-async def test_a_mind_that_is_gone_is_a_503_and_comes_back(minds: Minds, until) -> None:
-    if minds.server is None:
+async def test_a_mind_that_goes_answers_what_is_open_by_a_503(minds: Minds) -> None:
+    if minds.server is None or minds.following is None:
         pytest.skip("a mind in the relay's process cannot vanish alone")
     assert isinstance(await minds.mind.decide(body(), CHAT), Decision)
     await minds.server.close()
-    answer = await minds.mind.decide(body(), CHAT)
-    assert isinstance(answer, Refusal)
-    assert answer.status == 503
-    await minds.server.start()
-    assert isinstance(await minds.mind.decide(body(), CHAT), Decision)
+    assert await minds.following
+    assert await minds.mind.decide(body(), CHAT) == GONE

@@ -86,8 +86,13 @@ async def ready(session: aiohttp.ClientSession, url: str) -> bool:
         return False
 
 
-async def test_sigterm_lets_running_answers_end_and_takes_no_new_ones() -> None:
-    async with FakeEngine() as engine, process(engine) as (child, url), aiohttp.ClientSession() as session:
+@pytest.mark.parametrize("relays", ["0", "2"])
+async def test_sigterm_lets_running_answers_end_and_takes_no_new_ones(relays: str) -> None:
+    async with (
+        FakeEngine() as engine,
+        process(engine, "--relays", relays) as (child, url),
+        aiohttp.ClientSession() as session,
+    ):
         engine.rest.clear()
         answer = await session.post(url + "/v1/chat/completions", json=CHAT)
         assert await answer.content.readany() == engine.pieces[0]
@@ -109,10 +114,11 @@ async def accepts(url: str) -> bool:
     return True
 
 
-async def test_the_log_says_each_step_once(tmp_path) -> None:
+@pytest.mark.parametrize("relays", ["0", "2"])
+async def test_the_log_says_each_step_once(tmp_path, relays: str) -> None:
     log = tmp_path / "log"
     with log.open("wb") as file:
-        async with FakeEngine() as engine, process(engine, stderr=file) as (child, _):
+        async with FakeEngine() as engine, process(engine, "--relays", relays, stderr=file) as (child, _):
             child.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(child.wait(), SECONDS) == 0
     text = log.read_text()
@@ -150,8 +156,13 @@ async def test_the_drain_has_a_deadline() -> None:
             answer.close()
 
 
-async def test_a_killed_router_leaves_nothing_running_in_the_engine() -> None:
-    async with FakeEngine() as engine, process(engine) as (child, url), aiohttp.ClientSession() as session:
+@pytest.mark.parametrize("relays", ["0", "2"])
+async def test_a_killed_router_leaves_nothing_running_in_the_engine(relays: str) -> None:
+    async with (
+        FakeEngine() as engine,
+        process(engine, "--relays", relays) as (child, url),
+        aiohttp.ClientSession() as session,
+    ):
         engine.rest.clear()
         answer = await session.post(url + "/v1/chat/completions", json=CHAT)
         await answer.content.readany()

@@ -5,12 +5,11 @@ The tokens are those of the prompt as it would be sent, so that a pin or a prefe
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from typing import Any
 
 import msgspec
 
+from kvist_router.access.salt import tenant_salt
 from kvist_router.errors import Refused
 from kvist_router.mind.interface import Path, Refusal
 from kvist_router.mind.mind import LocalMind
@@ -58,7 +57,7 @@ class Selections:
             raise wrong("tenant must be a string", "tenant")
         if self._secret is None:
             raise wrong("tenants share the cache here: tenant.secret_file is not set", "tenant")
-        return hmac.new(self._secret, tenant.encode(), hashlib.sha256).hexdigest()
+        return tenant_salt(self._secret, tenant)
 
 
 def unpack_tokens(packed: bytes) -> list[int]:

@@ -22,11 +22,11 @@ def eligible(replicas: list[Replica], model: str | None, exclude: tuple[str, ...
     if not serving:
         known = sorted({name for replica in replicas for name in replica.models})
         if model is None or not known:
-            raise Unavailable(_nobody("no engine has answered yet"))
-        raise Refused(_unknown(model, known))
+            raise Unavailable(nobody("no engine has answered yet"))
+        raise Refused(unknown_model(model, known))
     up = [replica for replica in serving if replica.serves and replica.name not in exclude]
     if not up:
-        raise Unavailable(_nobody("no healthy replica serves this model"))
+        raise Unavailable(nobody("no healthy replica serves this model"))
     staying = [replica for replica in up if not replica.draining] or up
     return [replica for replica in staying if replica.breaker.takes] or staying
 
@@ -36,11 +36,13 @@ def model_of(replica: Replica, model: str | None) -> ServedModel:
     return replica.models[model] if model is not None else next(iter(replica.models.values()))
 
 
-def _nobody(reason: str) -> Refusal:
+def nobody(reason: str) -> Refusal:
+    """Nothing can take the request now."""
     return Refusal(503, reason, "service_unavailable", code="no_replica", retry_after=RETRY_AFTER_SECONDS)
 
 
-def _unknown(model: str, known: list[str]) -> Refusal:
+def unknown_model(model: str, known: list[str]) -> Refusal:
+    """No replica serves it."""
     return Refusal(
         404,
         f"the model {model[:200]!r} does not exist; served here: {', '.join(known)}",

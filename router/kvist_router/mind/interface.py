@@ -40,6 +40,7 @@ class Decision(msgspec.Struct, frozen=True, tag=True, tag_field="answer"):
     stream: bool
     body: bytes | None = None  # replaces the client's body; None: unchanged bytes
     context_tokens: int = 0  # most tokens of prompt and answer together; 0: not known
+    routed_by: str = ""  # what chose it, when that was not the mind
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True, tag_field="answer"):
@@ -60,6 +61,36 @@ class Report(msgspec.Struct, frozen=True):
     error: str = ""
     unreachable: bool = False
     tokens: int = 0
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A replica that requests may go to."""
+
+    name: str
+    url: str
+    models: tuple[str, ...]
+
+
+class View(msgspec.Struct, frozen=True):
+    """What relays know of the mind's world while they ask it nothing."""
+
+    problem: str  # why requests should not come here (readiness.py); empty when they may
+    models: dict[str, int | None]  # longest context of each
+    replicas: tuple[Known, ...]
+    names: tuple[str, ...]  # of all replicas, healthy or not
+
+
+class Outlook(Protocol):
+    """What the endpoint answers of its own, without waiting for anything."""
+
+    def view(self) -> View:
+        """The mind's, now or as it was last told; `problem` is this process' own."""
+
+    def degraded(self) -> str:
+        """What is not as it should be though requests are served; empty when nothing is."""
+
+    def stop(self) -> None:
+        """The router is about to end: from now on there is a problem."""
 
 
 class Mind(Protocol):

@@ -7,8 +7,6 @@ apart from acting (`_dispatch`).
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import math
 import struct
 import time
@@ -22,6 +20,7 @@ import msgspec
 from kvist_connector.keys import root_key
 from kvist_connector.protocol import feed
 from kvist_router.access.quota import CacheQuotas
+from kvist_router.access.salt import tenant_salt
 from kvist_router.errors import Refused
 from kvist_router.metrics import MindMetrics
 from kvist_router.mind.admission.gate import Gate
@@ -269,7 +268,7 @@ class LocalMind:
     def _salt(self, request: Request, metadata: Metadata) -> str:
         if self._secret is None:
             return request.salt
-        return hmac.new(self._secret, metadata.tenant.encode(), hashlib.sha256).hexdigest()
+        return tenant_salt(self._secret, metadata.tenant)
 
     def _decide(
         self, question: _Question, replicas: list[Replica], policy: Policy, shadows: Shadows

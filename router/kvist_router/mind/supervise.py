@@ -1,4 +1,4 @@
-"""Background loops that must not die silently. Called by mind/fleet.py and app.py."""
+"""Background loops that must not die silently. Called by mind/fleet.py and the compositions."""
 
 from __future__ import annotations
 
@@ -6,15 +6,24 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Protocol
 
-from kvist_router.metrics import MindMetrics
+from prometheus_client import Counter
 
 RESTART_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 
 
-async def supervised(name: str, loop: Callable[[], Awaitable[None]], metrics: MindMetrics) -> None:
+class Counted(Protocol):
+    """Metrics with a counter of failures by task."""
+
+    @property
+    def task_failures(self) -> Counter:
+        """Its one label is the task's name."""
+
+
+async def supervised(name: str, loop: Callable[[], Awaitable[None]], metrics: Counted) -> None:
     """Run `loop` for ever: an error is counted, logged with its trace, and the loop starts again."""
     while True:
         try:
@@ -26,9 +35,7 @@ async def supervised(name: str, loop: Callable[[], Awaitable[None]], metrics: Mi
 
 
 @asynccontextmanager
-async def background(
-    name: str, loop: Callable[[], Awaitable[None]], metrics: MindMetrics
-) -> AsyncIterator[None]:
+async def background(name: str, loop: Callable[[], Awaitable[None]], metrics: Counted) -> AsyncIterator[None]:
     """`loop`, supervised, while the context lasts."""
     task = asyncio.create_task(supervised(name, loop, metrics))
     try:

@@ -276,7 +276,7 @@ class Relay:
             return await self._tell(exchange, attempt)
         first_at = time.monotonic()
         exchange.answered = True
-        added = kvist_headers(decision.id, decision.replica, decision.predicted_tokens)
+        added = kvist_headers(decision.id, decision.replica, decision.predicted_tokens, decision.routed_by)
         headers = response_headers(attempt.headers, added)
         await exchange.send({"type": "http.response.start", "status": attempt.status, "headers": headers})
         if exchange.story is not None and attempt.status == 200 and is_event_stream(attempt.headers):

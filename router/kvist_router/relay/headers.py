@@ -23,6 +23,7 @@ _REQUEST_DROPPED = _HOP_BY_HOP | {
 _KVIST = names.HEADER_PREFIX.encode()
 _REQUEST_ID, _REPLICA = names.HEADER_REQUEST_ID.encode(), names.HEADER_REPLICA.encode()
 _PREDICTED = names.HEADER_PREDICTED_TOKENS.encode()
+_ROUTED_BY = names.HEADER_ROUTED_BY.encode()
 
 
 def request_headers(headers: Sequence[tuple[bytes, bytes]], request_id: str) -> RawHeaders:
@@ -41,13 +42,14 @@ def response_headers(headers: Sequence[tuple[bytes, bytes]], added: RawHeaders) 
     return kept + added
 
 
-def kvist_headers(request_id: str, replica: str, predicted_tokens: int) -> RawHeaders:
+def kvist_headers(request_id: str, replica: str, predicted_tokens: int, routed_by: str = "") -> RawHeaders:
     """What every relayed response carries."""
-    return [
+    added = [
         (_REQUEST_ID, request_id.encode()),
         (_REPLICA, replica.encode("latin-1", "replace")),
         (_PREDICTED, b"%d" % predicted_tokens),
     ]
+    return [*added, (_ROUTED_BY, routed_by.encode())] if routed_by else added
 
 
 def is_event_stream(headers: Sequence[tuple[bytes, bytes]]) -> bool:

@@ -1,12 +1,11 @@
 """Tokens of one model folder, exactly as the engine derives them, or NotExact.
 
 Called by mind/prompts.py and mind/verify.py. Packed tokens are little-endian u32 (kvist_connector.keys).
-Short new text is encoded on the loop; long text in a thread: `encode_batch_fast` releases the GIL there.
+New text is encoded by encoding.py.
 """
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from sys import getsizeof
 from typing import Any
@@ -15,6 +14,7 @@ from tokenizers import Tokenizer
 
 from kvist_connector.keys import pack_tokens
 from kvist_router.errors import NotExact
+from kvist_router.tokens.encoding import Encoder, Tokens
 from kvist_router.tokens.folder import DEFAULT, TOOL_USE, ModelFolder, read_folder
 from kvist_router.tokens.lru import SizedLRU
 from kvist_router.tokens.segments import exact_splitter, split_tokens
@@ -33,7 +33,7 @@ class ModelTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._splitter = exact_splitter(files.tokenizer)
-        self._inline = inline_characters
+        self._encoder = Encoder(self._tokenizer, inline_characters, self._keep)
         self._cache: SizedLRU[str, bytes] = SizedLRU(cache_bytes)
         self._own_code, self._added_later = files.own_code, files.added_later
         self._templates = _compiled(files)
@@ -45,7 +45,6 @@ class ModelTokenizer:
         self._frame = self._special_frame(files.config)
         self.hits = 0
         self.misses = 0
-        self.encoded_characters = 0  # of text that no segment was known for
 
     @property
     def chat_problem(self) -> str:
@@ -60,6 +59,11 @@ class ModelTokenizer:
     def cache_size(self) -> int:
         """Bytes of the segment cache in use."""
         return self._cache.size
+
+    @property
+    def encoded_characters(self) -> int:
+        """Of text that no segment was known for, so far."""
+        return self._encoder.characters
 
     async def chat(self, fields: dict[str, Any]) -> list[bytes]:
         """Packed tokens of a chat request, in segments: those that were there before are the same objects."""
@@ -102,7 +106,7 @@ class ModelTokenizer:
         found = [get(piece) if piece else b"" for piece in pieces]
         if None in found:
             missing = {piece for piece, tokens in zip(pieces, found, strict=True) if tokens is None}
-            fresh = await self._encode_pieces(list(missing))
+            fresh = await self._encoder.encode(missing)
             found = [
                 fresh[piece] if tokens is None else tokens
                 for piece, tokens in zip(pieces, found, strict=True)
@@ -111,23 +115,9 @@ class ModelTokenizer:
         self.hits += len(pieces)
         return [tokens for tokens in found if tokens]
 
-    async def _encode_pieces(self, pieces: list[str]) -> dict[str, bytes]:
-        characters = sum(map(len, pieces))
-        self.encoded_characters += characters
-        if characters <= self._inline:
-            packed = self._encode_now(pieces)
-        else:
-            packed = await asyncio.to_thread(self._encode_now, pieces)
-        for piece, tokens in zip(pieces, packed, strict=True):
+    def _keep(self, fresh: Tokens) -> None:
+        for piece, tokens in fresh.items():
             self._cache.put(piece, tokens, getsizeof(piece) + getsizeof(tokens) + _ENTRY_BYTES)
-        return dict(zip(pieces, packed, strict=True))
-
-    def _encode_now(self, pieces: list[str]) -> list[bytes]:
-        try:
-            encodings = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
-        except (UnicodeEncodeError, TypeError) as error:  # lone surrogates have no UTF-8 form
-            raise NotExact("text is not Unicode") from error
-        return [pack_tokens(encoding.ids) for encoding in encodings]
 
     def _special_frame(self, config: dict[str, Any]) -> tuple[bytes, bytes] | None:
         """Tokens that `add_special_tokens` puts around a text; None when a probe does not tell."""

@@ -10,7 +10,7 @@ Blind to caches and prompt lengths; replicas that come or go move only their own
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from random import Random
 
@@ -31,13 +31,18 @@ class PrefixAffinityPolicy:
         """The first in the prefix' order that has room; a prompt without a whole chunk: where fewest are."""
         if not prefix:
             return fewest_requests(candidates, random)
-        total = sum(candidate.outstanding_requests for candidate in candidates)
-        bound = math.ceil(self._bound * (total + 1) / len(candidates))
-        order = sorted(candidates, key=lambda item: _weight(prefix, item.name), reverse=True)
-        chosen = next(item for item in order if item.outstanding_requests < bound)
-        if chosen is order[0]:
-            return Choice(chosen.name, "first in the order of the prefix")
-        return Choice(chosen.name, f"{order[0].name}, first in the order of the prefix, is at its bound")
+        requests = {candidate.name: candidate.outstanding_requests for candidate in candidates}
+        first, chosen = by_hash(prefix, requests, self._bound)
+        if chosen == first:
+            return Choice(chosen, "first in the order of the prefix")
+        return Choice(chosen, f"{first}, first in the order of the prefix, is at its bound")
+
+
+def by_hash(prefix: bytes, requests: Mapping[str, int], bound: float = BOUND) -> tuple[str, str]:
+    """The first in the prefix' order, and the first below its bound; `requests` in flight by replica."""
+    most = math.ceil(bound * (sum(requests.values()) + 1) / len(requests))
+    order = sorted(requests, key=lambda name: _weight(prefix, name), reverse=True)
+    return order[0], next(name for name in order if requests[name] < most)
 
 
 def _weight(prefix: bytes, name: str) -> bytes:

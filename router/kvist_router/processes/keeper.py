@@ -1,0 +1,233 @@
+"""The keeper: starts mind and relays, replaces what ends, adds metrics up, and ends all in order.
+
+    SIGTERM   relays say so (`/readyz`), requests are taken for the grace time
+    then      the port closes, running answers have the drain time
+    then      the mind ends, which has answered relays until the last one
+
+Each further signal skips to the next step. Called by app.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from kvist_connector.errors import ConfigError
+from kvist_router.metrics import TaskMetrics
+from kvist_router.processes.channel import Answer, Begin, Done, Question, Scrape, Step, Text, Use, Wrong
+from kvist_router.processes.family import Family, added, bounded, families_of, lasting, text_of
+from kvist_router.processes.post import Post
+from kvist_router.reload import ConfigFile, Reloader, reloading
+from kvist_router.server import BACKLOG, listen, url_of
+from kvist_router.settings import RouterSettings
+
+PULSE_SECONDS = 2.0  # between two looks at each process, and the deadline of one for a scrape
+STEP_SECONDS = 2.0  # until a child has heard of a step
+END_SECONDS = 5.0  # beyond the drain time, until a child is killed
+USE_SECONDS = 10.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """What children inherit, and the path at which relays find the mind."""
+
+    endpoint: socket.socket
+    admin: socket.socket
+    mind: socket.socket
+    path: Path
+
+
+class KeeperMetrics:
+    """Of the processes themselves."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.up = Gauge(
+            "kvist_router_processes", "The router's processes that serve.", ["process"], registry=registry
+        )
+        self.restarts = Counter(
+            "kvist_router_process_restarts_total",
+            "Processes of the router that ended and were replaced.",
+            ["process"],
+            registry=registry,
+        )
+
+
+class Keeper:
+    """`posts` are the mind and the relays. `keeping` makes one that runs."""
+
+    def __init__(self, settings: RouterSettings, relays: int, sockets: Sockets) -> None:
+        self._settings = settings
+        self._sockets = sockets
+        self._registry = CollectorRegistry()
+        self.tasks = TaskMetrics(self._registry)
+        self._metrics = KeeperMetrics(self._registry)
+        self._left: list[Family] = []
+        self._closed = asyncio.Event()
+        self._grace: asyncio.TimerHandle | None = None
+        self._steps: set[asyncio.Task[None]] = set()
+        self.mind = self._post("mind", "mind", [sockets.admin, sockets.mind])
+        self.relays = [
+            self._post("relay", f"relay {number}", [sockets.endpoint]) for number in range(1, relays + 1)
+        ]
+
+    @property
+    def posts(self) -> list[Post]:
+        """All of them."""
+        return [self.mind, *self.relays]
+
+    async def start(self) -> None:
+        """All processes serve; raises ConfigError."""
+        try:
+            await asyncio.gather(*(post.start() for post in self.posts))
+        except (ConnectionError, TimeoutError) as error:
+            raise ConfigError(f"relays: a process of the router did not start: {error}") from error
+
+    async def run(self) -> None:
+        """Keep all until the end."""
+        limits = self._settings.limits
+        try:
+            async with asyncio.TaskGroup() as group:
+                for post in self.posts:
+                    group.create_task(post.keep())
+                watching = [
+                    group.create_task(post.watch(limits.hung_seconds, PULSE_SECONDS)) for post in self.posts
+                ]
+                await self._closed.wait()
+                await self._end(limits.drain_seconds + END_SECONDS)
+                for task in watching:
+                    task.cancel()
+        finally:
+            for step in self._steps:
+                step.cancel()
+            await asyncio.gather(*self._steps, return_exceptions=True)
+
+    async def run_until_signal(self) -> None:
+        """The same, until SIGTERM or SIGINT."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        try:
+            await self.run()
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def stop(self) -> None:
+        """The next step towards the end: grace, drain, at once."""
+        if self._grace is None:
+            seconds = self._settings.grace_seconds
+            _log.info("stopping: requests are taken for %g s more", seconds)
+            self._step("stopping")
+            self._grace = asyncio.get_running_loop().call_later(seconds, self._close)
+            if seconds > 0:
+                return
+        self._grace.cancel()
+        self._close()
+
+    async def use(self, settings: RouterSettings) -> None:
+        """Other settings in all processes; raises ConfigError, and then all have the old ones."""
+        old, changed = Use(_json(self._settings)), Use(_json(settings))
+        for number, post in enumerate(self.posts):
+            answer = await post.tell(changed, USE_SECONDS)
+            if isinstance(answer, Wrong):
+                for told in self.posts[: number + 1]:
+                    await told.tell(old, USE_SECONDS)
+                raise ConfigError(answer.problem)
+        self._settings = settings
+
+    async def text(self) -> bytes:
+        """Metrics of all processes, in Prometheus' text form."""
+        found = await asyncio.gather(*(post.pulse(PULSE_SECONDS) for post in self.posts))
+        for role, posts in (("mind", [self.mind]), ("relay", self.relays)):
+            self._metrics.up.labels(role).set(sum(post.up for post in posts))
+            self._metrics.restarts.labels(role).inc(0)
+        return text_of(added([families_of(self._registry), *found, self._left]))
+
+    def _post(self, role: str, name: str, sockets: list[socket.socket]) -> Post:
+        def left(families: list[Family]) -> None:
+            self._left = bounded(added([self._left, lasting(families)]))
+            self._metrics.restarts.labels(role).inc()
+
+        return Post(role, name, sockets, self._begin, self._answer, left)
+
+    def _begin(self) -> Begin:
+        return Begin(_json(self._settings), str(self._sockets.path))
+
+    async def _answer(self, question: Question) -> Answer:
+        return Text(await self.text()) if isinstance(question, Scrape) else Done()
+
+    def _close(self) -> None:
+        """Drain; the second call ends running answers at once."""
+        again = self._closed.is_set()
+        _log.info("ending running answers" if again else "closed: running answers may end")
+        # Ours first: what came in while only we still listened would find nobody.
+        self._sockets.endpoint.close()
+        self._step("now" if again else "close")
+        self._closed.set()
+
+    async def _end(self, seconds: float) -> None:
+        await asyncio.gather(*(post.gone(seconds) for post in self.relays))
+        await self.mind.end("close", STEP_SECONDS)
+        await self.mind.end("now", STEP_SECONDS)
+        await self.mind.gone(END_SECONDS)
+
+    def _step(self, step: Step) -> None:
+        for post in self.relays:
+            task = asyncio.create_task(post.end(step, STEP_SECONDS))
+            self._steps.add(task)
+            task.add_done_callback(self._steps.discard)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningProcesses:
+    """A router of several processes; `keeper.run()` keeps it."""
+
+    keeper: Keeper
+    url: str
+    admin_url: str
+    reloader: Reloader | None
+
+
+@asynccontextmanager
+async def keeping(
+    settings: RouterSettings, relays: int, file: ConfigFile | None = None
+) -> AsyncIterator[RunningProcesses]:
+    """A keeper whose processes serve; raises ConfigError."""
+    with _sockets(settings) as sockets:
+        url = url_of(sockets.endpoint, settings.tls.certificate_file is not None)
+        admin_url = url_of(sockets.admin, settings.tls.admin)
+        keeper = Keeper(settings, relays, sockets)
+        try:
+            await keeper.start()
+            async with reloading(settings, file, keeper.use, keeper.tasks) as reloader:
+                yield RunningProcesses(keeper, url, admin_url, reloader)
+        finally:
+            await asyncio.gather(*(post.close() for post in keeper.posts))
+
+
+@contextmanager
+def _sockets(settings: RouterSettings) -> Iterator[Sockets]:
+    with ExitStack() as stack:
+        endpoint = stack.enter_context(closing(listen(settings.host, settings.port, "port")))
+        admin = stack.enter_context(closing(listen(settings.admin_host, settings.admin_port, "admin-port")))
+        # Of this user only: whoever can connect learns what others have cached.
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvist-router-")))
+        mind = stack.enter_context(closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)))
+        mind.bind(str(folder / "mind.sock"))
+        mind.listen(BACKLOG)
+        mind.setblocking(False)
+        yield Sockets(endpoint, admin, mind, folder / "mind.sock")
+
+
+def _json(settings: RouterSettings) -> bytes:
+    return settings.model_dump_json().encode()
