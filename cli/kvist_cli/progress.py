@@ -1,4 +1,7 @@
-"""Shows a cluster starting, running and stopping: a live table on a terminal, else one line an event."""
+"""Shows what takes long: a cluster starting, running and stopping (`Progress`), a count (`Counting`).
+
+A live table on a terminal, else one line an event; a bar on a terminal, else nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from typing import Final, Self
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
@@ -112,6 +117,34 @@ class Progress:
                 Text(event.message.split("\n", 1)[0], style="dim", overflow="ellipsis", no_wrap=True),
             )
         return Group(table)
+
+
+class Counting:
+    """Steps of known number, one row of them after the other."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        self._bars = Bars(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bars.add_task("reading", total=None)
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def say(self, text: str) -> None:
+        """What is done now, while nobody knows how much of it there is."""
+        self._bars.update(self._task, description=text)
+
+    def start(self, text: str, total: int) -> None:
+        """The next row."""
+        self._bars.reset(self._task, description=text, total=total)
+
+    def reached(self, number: int) -> None:
+        """So many of them are done."""
+        self._bars.update(self._task, completed=number)
 
 
 def _line(event: Event) -> str:

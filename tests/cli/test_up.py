@@ -186,6 +186,10 @@ def test_a_second_up_is_refused_and_the_first_goes_on(shell: Shell) -> None:
         second = shell.up()
         assert second.returncode == 1
         assert f"is already up (pid {first.pid})" in second.stderr
+        check = shell.up("--check")
+        assert check.returncode == 1
+        assert "is already up" in check.stderr
+        assert "is taken" not in check.stderr
         assert shell.status()["healthy"] is True
         done = shell.call("down")
         assert done.returncode == 0, done.stderr

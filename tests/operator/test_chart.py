@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ import yaml
 from kvist_connector.settings import validate
 from kvist_operator.control.resources import OPTIONAL_KINDS, managed
 from kvist_operator.render.kube import MANAGER
-from kvist_operator.settings import OperatorSettings
+from kvist_operator.settings import LeaseSettings, OperatorSettings
 from kvist_operator.webhook.run import place
 from kvist_operator.webhook.server import PATH_VALIDATE
 
@@ -118,6 +119,10 @@ def test_the_notes_put_the_first_cluster_where_an_operator_looks(
         "images.engine.pullPolicy=Never",
         "logLevel=loud",
         "settings.images.engine=x",
+        "settings.imags.engine=x",
+        "settings.workesr=4",
+        "settings.lease.name=other",
+        "settings.lease.duration=30",
         "settings.webhook.port=1",
         "webhook.port=80",
         "webhook.failurePolicy=Fail",
@@ -126,6 +131,13 @@ def test_the_notes_put_the_first_cluster_where_an_operator_looks(
 )
 def test_values_that_mean_nothing_are_refused(helm: str, value: str) -> None:
     assert run(helm, "lint", str(CHART), "--set", value).returncode != 0
+
+
+def test_the_operators_settings_that_the_chart_passes_on_are_all_but_its_own() -> None:
+    listed = json.loads((CHART / "values.schema.json").read_text())["properties"]["settings"]["properties"]
+    own = {"namespace", "watch_namespaces", "port", "docs_url", "log_level", "images", "webhook"}
+    assert listed.keys() == OperatorSettings.model_fields.keys() - own
+    assert listed["lease"]["properties"].keys() == LeaseSettings.model_fields.keys() - {"name"}
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -10,11 +9,11 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from kvist_cli.commands.options import AsJson, quantity
 from kvist_cli.output import console, print_json
+from kvist_cli.progress import Counting
 from kvist_connector.errors import ConfigError
 from kvist_connector.eviction import Hits, Trace, optimum, policy, read_trace, replay
 from kvist_connector.quantity import format_bytes
@@ -79,8 +78,8 @@ def eviction(
     """Replay a trace through the agent's eviction: hit rate of each rule beside the offline optimum."""
     capacities = [_capacity(text, block_tokens * bytes_per_token) for text in capacity]
     chosen = rules or list(PolicyName)
-    with _Shown(Console(stderr=True)) as shown:
-        requests = read_trace(trace, block_tokens, shown.lines)
+    with Counting(Console(stderr=True)) as shown:
+        requests = read_trace(trace, block_tokens, lambda number: shown.say(f"reading, request {number}"))
         rows = [
             Row(name.value, size, blocks, _run(requests, name, blocks, shown))
             for size, blocks in capacities
@@ -99,11 +98,11 @@ def _capacity(text: str, block: int) -> tuple[int, int]:
     return size, size // block
 
 
-def _run(trace: Trace, name: PolicyName, blocks: int, shown: _Shown) -> Hits:
+def _run(trace: Trace, name: PolicyName, blocks: int, shown: Counting) -> Hits:
     shown.start(f"{name.value}, {blocks} blocks", len(trace))
     if name is PolicyName.OPTIMUM:
-        return optimum(trace, blocks, progress=shown.requests)
-    return replay(trace, blocks, policy("lru" if name is PolicyName.LRU else "cost"), progress=shown.requests)
+        return optimum(trace, blocks, progress=shown.reached)
+    return replay(trace, blocks, policy("lru" if name is PolicyName.LRU else "cost"), progress=shown.reached)
 
 
 def document(path: Path, trace: Trace, rows: list[Row], bytes_per_token: int) -> dict[str, Any]:
@@ -136,31 +135,3 @@ def _closed(rates: dict[str, float]) -> str:
         return "-"
     gap = rates[PolicyName.OPTIMUM] - rates[PolicyName.LRU]
     return f"{100 * (rates[PolicyName.COST] - rates[PolicyName.LRU]) / gap:.0f} %" if gap > 0 else "no gap"
-
-
-class _Shown:
-    """A bar on a terminal's standard error, nothing elsewhere."""
-
-    def __init__(self, screen: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=screen, transient=True, disable=not sys.stderr.isatty())
-        self._task = self._progress.add_task("reading", total=None)
-
-    def __enter__(self) -> _Shown:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def lines(self, number: int) -> None:
-        """Of the file, so far."""
-        self._progress.update(self._task, description=f"reading, request {number}")
-
-    def start(self, text: str, total: int) -> None:
-        """The next replay."""
-        self._progress.reset(self._task, description=text, total=total)
-
-    def requests(self, number: int) -> None:
-        """Replayed, so far."""
-        self._progress.update(self._task, completed=number)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from kvist_cli.local.options import Options, Ports
+from kvist_cli.target import known_clusters
 from kvist_connector.errors import ConfigError
 from kvist_connector.quantity import parse_quantity
 
@@ -34,9 +36,19 @@ Backoff = Annotated[float, _machine("--backoff", Options, "backoff")]
 StopDeadline = Annotated[float, _machine("--stop-deadline", Options, "stop_deadline")]
 FlushDeadline = Annotated[float, _machine("--flush-deadline", Options, "flush_deadline")]
 
+
+def _clusters(incomplete: str) -> list[str]:
+    """For the shell: clusters of this machine whose names begin so."""
+    return [name for name in known_clusters(os.environ) if name.startswith(incomplete)]
+
+
 ClusterName = Annotated[
     str | None,
-    typer.Argument(metavar="[NAME]", help="metadata.name of the cluster; may be left out if only one runs."),
+    typer.Argument(
+        metavar="[NAME]",
+        help="metadata.name of the cluster; may be left out if only one runs.",
+        autocompletion=_clusters,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 RouterAdmin = Annotated[

@@ -185,6 +185,9 @@ def changed(verb: str, answer: Answer) -> str:
         "refused": "found no room",
     }
     more = "".join(f", {answer[key]} {text}" for key, text in remarks.items() if answer.get(key))
+    if would and answer.get("shared"):
+        # The first replica to be asked removes them for all.
+        more += f", {answer['shared']} of them in shared tiers, counted for each replica"
     size = format_bytes(answer["bytes"])
     if "bytes_after" in answer and not would:
         size = f"{size} to {format_bytes(answer['bytes_after'])}"

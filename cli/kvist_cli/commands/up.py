@@ -28,7 +28,9 @@ from kvist_cli.commands.options import (
     StopDeadline,
 )
 from kvist_cli.local import Cluster, Options
-from kvist_cli.local.prepare import prepare
+from kvist_cli.local.cluster import check_not_up
+from kvist_cli.local.prepare import prepare, run_folder
+from kvist_cli.local.state import RunFolder
 from kvist_cli.output import console
 from kvist_cli.progress import Progress
 from kvist_connector import names
@@ -112,6 +114,7 @@ def up(
 
 def _check(manifest: CacheCluster, options: Options) -> None:
     out = console()
+    check_not_up(RunFolder(run_folder(manifest.name, options, os.environ)), manifest.name)
     prepared = prepare(manifest, options, os.environ, Progress(out).on_event)
     out.print(f"ok: {manifest.name} would run {', '.join(p.name for p in prepared.processes)}")
 

@@ -186,12 +186,7 @@ def claim(folder: RunFolder, name: str, options: Options, on_event: OnEvent) -> 
     """Become the owner of the folder; ends what a killed owner left. Raises ClusterError while one lives."""
     lock = folder.lock()
     if lock is None:
-        state = folder.read()
-        pid = f" (pid {state.supervisor.pid})" if state is not None else ""
-        raise ClusterError(
-            f"cluster {name!r} is already up{pid}: see `kvist status {name}`, end it with "
-            f"`kvist down {name}`, or give this one another metadata.name and ports"
-        )
+        raise _already_up(folder, name)
     try:
         state = folder.read()
         if state is not None:
@@ -202,6 +197,21 @@ def claim(folder: RunFolder, name: str, options: Options, on_event: OnEvent) -> 
         lock.release()
         raise
     return lock
+
+
+def check_not_up(folder: RunFolder, name: str) -> None:
+    """Raise ClusterError while one of this name lives: its own ports would be found taken."""
+    if folder.locked():
+        raise _already_up(folder, name)
+
+
+def _already_up(folder: RunFolder, name: str) -> ClusterError:
+    state = folder.read()
+    pid = f" (pid {state.supervisor.pid})" if state is not None else ""
+    return ClusterError(
+        f"cluster {name!r} is already up{pid}: see `kvist status {name}`, end it with "
+        f"`kvist down {name}`, or give this one another metadata.name and ports"
+    )
 
 
 def start_deadline(processes: Sequence[Process]) -> float:

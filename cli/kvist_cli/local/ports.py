@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterable
 
@@ -56,6 +57,11 @@ def _check_free(host: str, port: int, program: str, flag: str) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise ConfigError(
+                    f"{flag}: {program} may not listen on port {port} of {host} ({error.strerror}); "
+                    f"give another port with {flag}"
+                ) from error
             raise ConfigError(
                 f"{flag}: port {port} of {program} is taken{_holder(port)} ({error.strerror}); "
                 f"end what listens there or give another port with {flag}"

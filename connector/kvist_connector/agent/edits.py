@@ -128,8 +128,9 @@ class Edits:
         if not whole:
             await self._core.loader.find(self._select(asked))
         keys = self._all(chosen) if whole else with_descendants(self._core.catalog, self._select(asked))
-        removed, distinct = Removed(), set()
+        removed, distinct, shared = Removed(), set(), 0
         for tier in chosen:
+            before = removed.copies
             here = [key for key in keys if tier in self._core.catalog.tiers_of(key)]
             distinct.update(here)
             # All at once also catches what is being written just now, and what this agent does not know of.
@@ -144,6 +145,8 @@ class Edits:
                 removed.copies, removed.size = removed.copies + copies, removed.size + size
             else:
                 await self.remove(tier, here, removed, asked.pinned, asked.dry_run)
+            if tier in SHARED_TIERS:
+                shared += removed.copies - before
         self._core.room_changed()
         return {
             "chunks": removed.copies,
@@ -151,6 +154,7 @@ class Edits:
             "bytes": removed.size,
             "leased": removed.leased,
             "pinned": removed.pinned,
+            "shared": shared,
             "dry_run": asked.dry_run,
         }
 
