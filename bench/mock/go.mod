@@ -1,0 +1,3 @@
+module kvist.dev/bench/mock
+
+go 1.22
