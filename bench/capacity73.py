@@ -5,7 +5,7 @@
 6,000 shared and 1,200 own tokens in, 1,000 out, Poisson arrivals of 3 to 60 a second; 307,328 KV tokens
 an engine, so that the shared prompts take 73 % of what the cluster has. The engine model is the one of
 bench/routing.py, not their H100s: ratios are to be compared, not seconds. At one rate also with feeds that
-lag, and with several routers that know only their own requests.
+lag, and with several routers, which tell each other what they send or know only their own requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.simulation import rivals
 from bench.simulation.cluster import Summary, engines, simulate
 from bench.simulation.engine import Engine, EngineSpec
 from bench.simulation.generated import shared_prompts
-from bench.simulation.ours import Routers
+from bench.simulation.ours import Lags, Routers
 from bench.simulation.trace import BLOCK_TOKENS
 from kvist_router.mind.policies import policy
 
@@ -34,7 +34,8 @@ SECONDS: Final = 120.0
 SWEPT_RATE: Final = 20.0
 LAGS: Final = (0.0, 0.05, 0.2, 1.0, 5.0)  # seconds
 ROUTER_COUNTS: Final = (1, 2, 4, 8)
-ROUTER_LAG: Final = 0.05
+ROUTER_LAG: Final = 0.05  # of feeds, with several routers
+TOLD_LAG: Final = 0.005  # of what routers tell each other
 GOAL: Final = 1.25  # of the best other's mean TTFT, at rates that are not beyond what the cluster can serve
 SERVED: Final = 10.0
 NOTES: Final = (
@@ -73,19 +74,20 @@ def run(options: harness.Options) -> harness.Result:
 
 
 def _swept(title: str, seeds: int, seconds: float) -> harness.Table:
-    """One router with feeds that lag, then several."""
-    forms = [(1, lag) for lag in LAGS] + [(count, ROUTER_LAG) for count in ROUTER_COUNTS[1:]]
+    """One router with feeds that lag, then several, heard and unheard."""
+    forms = [(1, Lags(lag)) for lag in LAGS]
+    forms += [(count, Lags(ROUTER_LAG, told)) for told in (TOLD_LAG, None) for count in ROUTER_COUNTS[1:]]
     rows = []
-    for count, lag in forms:
-        make = partial(_routers, count=count, lag=lag)
-        rows.append(
-            (str(count), f"{lag:g}", *_cells([_one(make, n, SWEPT_RATE, seconds) for n in range(seeds)]))
-        )
-    return harness.Table(title, ("routers", "feed lag s", *COLUMNS), tuple(rows))
+    for count, lags in forms:
+        make = partial(_routers, count=count, lags=lags)
+        told = f"{lags.told:g}" if lags.told is not None else "never" if count > 1 else ""
+        found = [_one(make, n, SWEPT_RATE, seconds) for n in range(seeds)]
+        rows.append((str(count), f"{lags.feed:g}", told, *_cells(found)))
+    return harness.Table(title, ("routers", "feed lag s", "told after s", *COLUMNS), tuple(rows))
 
 
-def _routers(cluster: Sequence[Engine], seed: int, count: int, lag: float) -> Routers:
-    return Routers(cluster, seed, partial(policy, "kvist"), count, lag)
+def _routers(cluster: Sequence[Engine], seed: int, count: int, lags: Lags) -> Routers:
+    return Routers(cluster, seed, partial(policy, "kvist"), count, lags)
 
 
 def _one(make: MakeRouter, seed: int, rate: float, seconds: float) -> Summary:

@@ -1,12 +1,13 @@
 """Routing quality on traces: Kvist's policy beside published formulas, on a simulated cluster.
 
     python -m bench.routing --trace FILE [--dynamo PYTHON] [--only CELL] [--seeds 5] [--host-blocks N]
+                            [--pieces FOLDER]
 
 The simulation (bench/simulation) runs the router's own mirror, cost and policy. With `--dynamo`, the
 Python of an environment that has ai-dynamo, its offline replay runs the same cells and the difference of
 round robin and of its own router is the calibration error. A win is a paired 95 % interval of mean TTFT
 that excludes zero and exceeds that error. Without a trace, made-up requests are used: for tuning, and for
---check, which takes minutes.
+--check, which takes minutes. `--pieces` keeps every run, so that nothing is lost when it is stopped.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -31,6 +32,7 @@ from bench.simulation.cluster import Router, Summary, engines, simulate
 from bench.simulation.engine import Engine, EngineSpec
 from bench.simulation.generated import agents, conversations, prompts
 from bench.simulation.ours import Kvist
+from bench.simulation.pieces import Pieces
 from bench.simulation.trace import BLOCK_TOKENS, Request, read_trace
 from kvist_router.mind.policies import policy
 
@@ -58,7 +60,8 @@ engine = {"num_gpu_blocks": int(blocks), "block_size": int(block), "backend": "v
           "enable_prefix_caching": True}
 found = run_trace_replay(path, num_workers=int(workers), router_mode=mode, trace_block_size=int(block),
                          arrival_speedup_ratio=float(speed), extra_engine_args={"engine": engine}).summary
-print(json.dumps([found["prefix_cache_reused_ratio"], found["mean_ttft_ms"], found["p99_ttft_ms"]]))
+# Without what a preempted request finds again of itself.
+print(json.dumps([found["first_admission_prefix_cache_reused_ratio"], found["mean_ttft_ms"]]))
 """
 
 MADE_UP: Final[Mapping[str, Callable[[float], list[Request]]]] = {
@@ -99,6 +102,10 @@ class Cell:
         """As `--only` takes it."""
         return f"{self.trace} x{self.speed:g} {self.spec.blocks}"
 
+    def without_host(self) -> Cell:
+        """The same with the GPU's memory only."""
+        return replace(self, spec=replace(self.spec, host_blocks=0, host_seconds=0.0))
+
     def requests(self, most: int | None) -> list[Request]:
         """Its workload."""
         if self.path is None:
@@ -111,12 +118,14 @@ def run(options: harness.Options) -> harness.Result:
     extra = options.extra
     seeds, most = (2, 400) if options.quick else (extra.seeds or (5 if extra.trace else 2), None)
     tables, goals, wins, losses, count = [], [], 0, 0, 0
+    pieces = Pieces(extra.pieces)
     for cell in _cells(extra):
         requests = cell.requests(most)
-        found = {name: _runs(requests, cell.spec, make, seeds) for name, make in ROUTERS.items()}
-        replayed = _replays(cell, extra.dynamo) if extra.dynamo and not options.quick else {}
-        error, rows = _calibration(found, replayed)
-        goals += rows
+        found = {name: _runs(requests, cell, name, seeds, pieces) for name in ROUTERS}
+        error = 0.0
+        if extra.dynamo and cell.path is not None and not options.quick:
+            error, rows = _calibrated(cell.without_host(), requests, seeds, extra.dynamo, pieces)
+            goals += rows
         if cell.path is None:
             goals.append(_goal(cell, found))
         table, won, lost = _table(cell, found, error)
@@ -151,11 +160,15 @@ def _cells(extra: argparse.Namespace) -> list[Cell]:
     return [cell for cell in cells if not extra.only or extra.only in cell.name]
 
 
-def _runs(requests: list[Request], spec: EngineSpec, make: MakeRouter, seeds: int) -> list[Summary]:
-    found = []
-    for seed in range(1 if make is rivals.RoundRobin else seeds):
-        cluster = engines(spec, WORKERS)
-        found.append(simulate(requests, cluster, make(cluster, seed)))
+def _runs(requests: list[Request], cell: Cell, name: str, seeds: int, pieces: Pieces) -> list[Summary]:
+    def run(seed: int) -> Summary:
+        cluster = engines(cell.spec, WORKERS)
+        return simulate(requests, cluster, ROUTERS[name](cluster, seed))
+
+    found = [
+        pieces.summary(f"{cell.name} {cell.spec.host_blocks} {name} {seed}", partial(run, seed))
+        for seed in range(1 if name == "round robin" else seeds)
+    ]
     return found * (seeds // len(found))  # round robin draws nothing
 
 
@@ -196,38 +209,51 @@ def _table(cell: Cell, found: dict[str, list[Summary]], error: float) -> tuple[h
     return table, verdicts.count("win"), verdicts.count("loss")
 
 
-def _replays(cell: Cell, python: Path) -> dict[str, tuple[float, float, float]]:
-    if cell.path is None:
-        return {}
+def _calibrated(
+    cell: Cell, requests: list[Request], seeds: int, python: Path, pieces: Pieces
+) -> tuple[float, list[harness.Goal]]:
+    """The engine model against the replay, which is of engines without a memory tier."""
+    replayed = _replays(cell, python, pieces)
+    found = {name: _runs(requests, cell, name, seeds, pieces) for name in replayed}
+    return _calibration(cell, found, replayed)
+
+
+def _replays(cell: Cell, python: Path, pieces: Pieces) -> dict[str, tuple[float, ...]]:
+    """Hit rate and mean TTFT, by router."""
+    assert cell.path is not None
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / "trace.jsonl"
         data = cell.path.read_bytes()
         plain.write_bytes(gzip.decompress(data) if cell.path.suffix == ".gz" else data)
         replay = partial(_replay, python, plain, cell)
-        return {"round robin": replay("round_robin"), "dynamo": replay("kv_router")}
+        return {
+            name: pieces.numbers(f"{cell.name} replay {mode}", partial(replay, mode))
+            for name, mode in (("round robin", "round_robin"), ("dynamo", "kv_router"))
+        }
 
 
-def _replay(python: Path, trace: Path, cell: Cell, mode: str) -> tuple[float, float, float]:
+def _replay(python: Path, trace: Path, cell: Cell, mode: str) -> tuple[float, ...]:
     arguments = [str(trace), mode, str(cell.speed), str(cell.spec.blocks), str(WORKERS), str(BLOCK_TOKENS)]
     done = subprocess.run(
         [str(python), "-c", _REPLAY, *arguments], capture_output=True, text=True, check=True,
         timeout=DEADLINE_SECONDS, env={"DYN_LOG": "error"},
     )  # fmt: skip
-    hit, mean, p99 = json.loads(done.stdout.splitlines()[-1])
-    return hit, mean / 1000, p99 / 1000
+    hit, mean = json.loads(done.stdout.splitlines()[-1])
+    return hit, mean / 1000
 
 
 def _calibration(
-    found: dict[str, list[Summary]], replayed: dict[str, tuple[float, float, float]]
+    cell: Cell, found: dict[str, list[Summary]], replayed: dict[str, tuple[float, ...]]
 ) -> tuple[float, list[harness.Goal]]:
     """The greatest relative error of mean TTFT (0 when nothing was replayed), and the goals."""
     worst, goals = 0.0, []
-    for name, (hit, mean, _) in replayed.items():
+    for name, (hit, mean) in replayed.items():
         points = abs(statistics.fmean(item.hit for item in found[name]) - hit) * 100
         share = abs(statistics.fmean(item.mean for item in found[name]) / mean - 1)
         worst = max(worst, share)
-        goals.append(harness.Goal(f"{name}, hit rate against its replay", points, 3.0, unit=" points"))
-        goals.append(harness.Goal(f"{name}, mean TTFT against its replay", share * 100, 10.0, unit=" %"))
+        of = f"{cell.name}: {name}"
+        goals.append(harness.Goal(f"{of}, hit rate against its replay", points, 3.0, unit=" points"))
+        goals.append(harness.Goal(f"{of}, mean TTFT against its replay", share * 100, 10.0, unit=" %"))
     return worst, goals
 
 
@@ -238,6 +264,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="cells whose name holds it: 'x4 600'")
     parser.add_argument("--seeds", type=int, help="runs of each cell (default: 5, 2 of made-up requests)")
     parser.add_argument("--host-blocks", type=int, default=0, metavar="N", help="memory tier (default: none)")
+    parser.add_argument(
+        "--pieces", type=Path, metavar="FOLDER", help="keep every run there, and go on from it"
+    )
 
 
 if __name__ == "__main__":

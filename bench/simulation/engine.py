@@ -5,16 +5,18 @@ whole prompt fits; the youngest is preempted when a block is missing. Durations 
 NVIDIA Dynamo's mocker (lib/mocker/src/common/perf_model.rs), which its offline replay uses:
 
     prefill ms = 4.209989e-7 n^2 + 1.518344e-2 n + 16.50142     n new tokens of the pass
-    decode ms  = max(1, -25.74 u^2 + 54.01 u + 5.74)            u share of KV blocks in use
+    decode ms  = -25.74 u^2 + 54.01 u + 5.74                    u context of those that decode, by KV space
 
-Passes in which nothing but decoding happens are one event: nothing changes until the next sequence
-ends, needs a block, or arrives.
+As there, a first token comes out of the prefill, and what was generated before a preemption is computed again
+for nothing. Passes in which nothing but decoding happens are one event: nothing changes until the next
+sequence ends, needs a block, or arrives.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -47,6 +49,7 @@ class Sequence:
     generated: int = 0
     named: int = 0  # leading prompt blocks that have their ids
     taken: int = 0  # blocks of all kinds
+    base: int = 0  # its context less the passes so far, while it decodes
     ready_pass: int = -1  # pass of its first token since it was admitted; -1 while it prefills
     turn: int = 0  # invalidates what was planned before a preemption
 
@@ -70,10 +73,11 @@ class Engine:
         self.ends = math.inf
         self.preemptions = 0
         self._decoding = 0
+        self._base = 0  # of those that decode
         self._passes = 0  # those in which tokens were generated
         self._plan: list[tuple[int, int, int, Sequence, int]] = []
         self._order = 0
-        self._coast: tuple[float, float, int] | None = None  # start, seconds a pass, passes
+        self._coast: tuple[float, int] | None = None  # start, passes
         self._ready: list[Sequence] = []
         self._outputs = -1
 
@@ -93,15 +97,15 @@ class Engine:
         if self.ends == math.inf:
             self._start(now)
         elif self._coast is not None and not self._blocked():
-            start, each, count = self._coast
-            done = min(count, max(1, math.ceil((now - start) / each)))
-            self._coast, self.ends = (start, each, done), start + done * each
+            start, count = self._coast
+            done = 1 + bisect_left(range(1, count), now - start, key=self._decode_seconds)
+            self._coast, self.ends = (start, done), start + self._decode_seconds(done)
 
     def advance(self) -> Outcome:
         """The pass ended: tell what came of it, begin the next."""
         now, outcome = self.ends, Outcome()
         if self._coast is not None:
-            self._passes += self._coast[2]
+            self._passes += self._coast[1]
         elif self._decoding or self._ready:
             self._passes += 1
         for item in self._ready:
@@ -125,15 +129,21 @@ class Engine:
         if not new and not self._decoding:
             self.ends = math.inf
             return
-        decode = 0.0
-        if self._decoding or self._ready:
-            used = self.pool.active / self.pool.total
-            decode = max(1.0, -25.74 * used * used + 54.01 * used + 5.74) / 1000
         if new:
-            self.ends = now + seconds + decode
+            self.ends = now + seconds + (self._decode_seconds(1) if self._decoding else 0.0)
         else:
             count = max(1, self._until_change())
-            self._coast, self.ends = (now, decode, count), now + count * decode
+            self._coast, self.ends = (now, count), now + self._decode_seconds(count)
+
+    def _decode_seconds(self, count: int) -> float:
+        """Of `count` passes from now on: a sum of the polynomial, as each adds a token to every context."""
+        total = self.pool.total * BLOCK_TOKENS
+        share, step = (self._base + self._decoding * self._passes) / total, self._decoding / total
+        if share >= 1:  # contexts share blocks
+            return count * 0.03401
+        first, second = count * (count - 1) / 2, (count - 1) * count * (2 * count - 1) / 6
+        squares = count * share * share + 2 * share * step * first + step * step * second
+        return (-25.74 * squares + 54.01 * (count * share + step * first) + 5.74 * count) / 1000
 
     def _until_change(self) -> int:
         while self._plan and self._plan[0][4] != self._plan[0][3].turn:
@@ -158,14 +168,14 @@ class Engine:
         budget, new, preempted = self.spec.batch_tokens - self._decoding, 0, self.preemptions
         for item in [item for item in self.running if item.ready_pass < 0]:
             if budget > 0 and item.ready_pass < 0 and item in self.running:
-                used = self._compute(item, budget)
-                budget, new = budget - used, new + used
+                used, priced = self._compute(item, budget)
+                budget, new = budget - used, new + priced
         load = 0.0
         while self.waiting and budget > 0 and self.preemptions == preempted and not self._blocked():
             item = self.waiting.popleft()
             load += self._admit(item)
-            used = self._compute(item, budget)
-            budget, new = budget - used, new + used
+            used, priced = self._compute(item, budget)
+            budget, new = budget - used, new + priced
         return load, new
 
     def _blocked(self) -> bool:
@@ -196,15 +206,16 @@ class Engine:
         """Blocks that may be reused: the last token is computed."""
         return min(len(item.request.blocks), (item.length - 1) // BLOCK_TOKENS)
 
-    def _compute(self, item: Sequence, budget: int) -> int:
-        used = min(budget, item.length - item.computed)
-        after = item.computed + used
+    def _compute(self, item: Sequence, budget: int) -> tuple[int, int]:
+        """Tokens of the budget, and those of them that the prefill's time counts: the prompt's."""
+        used, before = min(budget, item.length - item.computed), item.computed
+        after = before + used
         more = math.ceil(after / BLOCK_TOKENS) - item.taken
         turn = item.turn
         while not self.pool.room(more):
             self._preempt()
             if item.turn != turn:
-                return 0
+                return 0, 0
         self.pool.take(more)
         item.taken += more
         full = min(len(item.request.blocks), after // BLOCK_TOKENS)
@@ -212,12 +223,15 @@ class Engine:
         item.named, item.computed = max(item.named, full), after
         if after == item.length:
             self._ready.append(item)
-        return used
+        prompt = item.request.tokens
+        return used, min(after, prompt) - min(before, prompt)
 
     def _first(self, item: Sequence, outcome: Outcome) -> None:
         if not item.generated:
             outcome.first.append(item)
         item.ready_pass = self._passes
+        item.base = item.length + 1 - self._passes
+        self._base += item.base
         self._decoding += 1
         left = item.request.output - item.generated
         self._planned(self._passes + left - 1, FINISH, item)
@@ -252,6 +266,7 @@ class Engine:
         self.pool.release(item.request.blocks[: item.named], item.taken - item.named, ids)
         if item.ready_pass >= 0:
             self._decoding -= 1
+            self._base -= item.base
         item.turn += 1
         item.ready_pass = -1
         self.running.remove(item)

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from dataclasses import dataclass
 from random import Random
 
 from bench.simulation.engine import Engine, EngineSpec
 from bench.simulation.feeds import Feeds, Reader, Told
 from bench.simulation.trace import BLOCK_TOKENS, Request
+from bench.simulation.wires import Teller, Wire
 from kvist_connector.protocol import feed
 from kvist_connector.protocol.tiers import Tier
 from kvist_router.mind.choice import Candidate, Policy
 from kvist_router.mind.inflight import InFlight, InFlightMap
 from kvist_router.mind.mind import PENDING_GRACE_SECONDS
+from kvist_router.mind.neighbours.known import Known
 from kvist_router.mind.pricing import candidate
 from kvist_router.mind.replica import Chain, Replica
 from kvist_router.settings import IndexSettings, ReplicaSettings
@@ -27,10 +30,13 @@ CHUNK_BYTES = 64 * 2**20
 
 
 class Kvist:
-    """One router. Feeds are read just before each decision."""
+    """One router. Feeds, and what other routers tell, are read just before each decision.
+
+    `unheard`: routers that choose too and tell it nothing.
+    """
 
     def __init__(
-        self, engines: Many[Engine], seed: int, policy: Policy, reader: Reader | None = None
+        self, engines: Many[Engine], seed: int, policy: Policy, reader: Reader | None = None, unheard: int = 0
     ) -> None:
         self._spec, self._random, self._policy = engines[0].spec, Random(seed), policy
         self._reader = reader or Feeds(engines).reader()
@@ -38,6 +44,8 @@ class Kvist:
         self._numbers = {replica.name: number for number, replica in enumerate(self._replicas)}
         self._memo = KeyMemo(1024)
         self._in_flight = InFlightMap(10**6, 3600.0)
+        self._in_flight.watcher = self._teller = Teller()
+        self._unheard, self._heard = unheard, list[Wire]()
         self._ticked = 0.0
         self._told = [1] * len(engines)  # sequence numbers of the feeds
 
@@ -47,15 +55,19 @@ class Kvist:
             self._ticked = now
             for replica in self._replicas:
                 replica.pending.expire(now)
+        self._teller.now = now
         for number, told in enumerate(self._reader.read(now)):
             self._take(number, told)
+        for wire in self._heard:
+            wire.deliver(now)
         keys = [block.to_bytes(16) for block in request.blocks]
         chains = [Chain(b"", keys, b"", request.tokens)]
         candidates = [
             candidate(replica, chains, request.tokens, self._memo, now, self._policy.feeds)
             for replica in self._replicas
         ]
-        choice = self._policy.choose(candidates, self._random, keys[0] if keys else b"")
+        prefix = keys[0] if keys else b""
+        choice = self._policy.choose(candidates, self._random, prefix, self._unheard)
         number = self._numbers[choice.name]
         self._dispatch(request, self._replicas[number], candidates[number], keys, now)
         return number
@@ -74,6 +86,7 @@ class Kvist:
         """As the relay's `first_byte`."""
         entry = self._in_flight.get(str(request.number))
         assert entry is not None
+        self._teller.now = now
         self._in_flight.first_byte(entry, now)
         entry.replica.approximate.add(entry.keys)
         if entry.uncached_tokens >= BLOCK_TOKENS and not entry.waits_for_space:
@@ -81,10 +94,18 @@ class Kvist:
 
     def ended(self, request: Request, engine: int, now: float) -> None:
         """As the relay's `ended`."""
+        self._teller.now = now
         entry = self._in_flight.end(str(request.number))
         assert entry is not None
         assert entry.answering_since is not None
         entry.replica.held(now - entry.answering_since)
+
+    def hear(self, others: Many[Kvist], lag: float) -> None:
+        """Be told from now on what the others send, `lag` seconds late."""
+        for number, other in enumerate(others):
+            known = Known(f"router-{number}", {item.name: item for item in self._replicas}, 10**6)
+            self._heard.append(Wire(known, lag))
+            other._teller.wires.append(self._heard[-1])
 
     def predicted(self, request: Request) -> int:
         """Tokens that the choice for a request in flight counted on."""
@@ -93,10 +114,13 @@ class Kvist:
 
     def _take(self, number: int, told: Many[Told]) -> None:
         replica = self._replicas[number]
-        for on_host, added, block in (change for one in told for change in one.changes):
-            key, tier = block.to_bytes(16), Tier.MEMORY if on_host else Tier.GPU
-            gone = b"" if added else key
-            replica.pending.committed(replica.mirror.delta(feed.Delta(0, tier, key if added else b"", gone)))
+        last = {(on_host, block): added for one in told for on_host, added, block in one.changes}
+        for tier in (Tier.GPU, Tier.MEMORY) if last else ():
+            mine = [(block.to_bytes(16), there) for (on_host, block), there in last.items()
+                    if on_host == (tier is Tier.MEMORY)]  # fmt: skip
+            added = b"".join(key for key, there in mine if there)
+            gone = b"".join(key for key, there in mine if not there)
+            replica.pending.committed(replica.mirror.delta(feed.Delta(0, tier, added, gone)))
         if told:
             self._told[number] += 1
             speeds = _speeds(self._spec)
@@ -104,14 +128,27 @@ class Kvist:
             replica.apply(message, told[-1].at)
 
 
+@dataclass(frozen=True)
+class Lags:
+    """Seconds until routers know: from feeds, and from each other (None: they tell each other nothing)."""
+
+    feed: float = 0.0
+    told: float | None = None
+
+
 class Routers:
-    """Several behind a balancer: each reads all feeds, `lag` seconds late, and knows its own requests."""
+    """Several behind a balancer: each reads all feeds, and what the others tell."""
 
     def __init__(
-        self, engines: Many[Engine], seed: int, policy: Callable[[], Policy], count: int, lag: float = 0.0
+        self, engines: Many[Engine], seed: int, policy: Callable[[], Policy], count: int, lags: Lags
     ) -> None:
         self._random, feeds = Random(seed), Feeds(engines)
-        self._all = [Kvist(engines, seed + 1 + n, policy(), feeds.reader(lag)) for n in range(count)]
+        unheard = count - 1 if lags.told is None else 0
+        self._all = [
+            Kvist(engines, seed + 1 + n, policy(), feeds.reader(lags.feed), unheard) for n in range(count)
+        ]
+        for router in self._all if lags.told is not None else ():
+            router.hear([other for other in self._all if other is not router], lags.told or 0.0)
         self._of: dict[int, Kvist] = {}
 
     def choose(self, request: Request, now: float) -> int:

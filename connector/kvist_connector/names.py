@@ -16,6 +16,7 @@ PORT_ROUTER_ADMIN: Final = 8081
 PORT_ENGINE: Final = 8100
 PORT_AGENT: Final = 8200
 PORT_PEER: Final = 8300
+PORT_ROUTER_NEIGHBOURS: Final = 8082
 PORT_REDIS: Final = 6379
 PORT_OPERATOR: Final = 8090
 
@@ -61,6 +62,9 @@ PATH_DECISIONS: Final = "/v1/kvist/decisions"
 PATH_REPLICAS: Final = "/v1/kvist/replicas"
 PATH_EXPLAIN: Final = "/v1/kvist/explain"
 PATH_POTENTIAL: Final = "/v1/kvist/potential"
+
+# HTTP path of the router's port for other routers.
+PATH_DISPATCHES: Final = "/v1/kvist/dispatches"
 
 # HTTP paths every program has.
 PATH_HEALTHZ: Final = "/healthz"

@@ -112,6 +112,7 @@ def describe(replica: Replica) -> dict[str, Any]:
         "approximate_keys": len(replica.approximate),
         "pending_keys": len(replica.pending),
         "outstanding": {"tokens": replica.outstanding_tokens, "requests": replica.outstanding_requests},
+        "elsewhere": {"tokens": replica.elsewhere.tokens, "requests": replica.elsewhere.requests},
         "prefill_seconds_per_token": replica.speeds.prefill.linear,
         "prefill_measured": replica.speeds.measured,  # else a prior
         "correction": replica.speeds.correction,

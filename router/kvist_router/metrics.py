@@ -168,6 +168,12 @@ class MindMetrics:
         )
         self.task_failures = TaskMetrics(registry).task_failures
 
+        self.neighbours = Gauge(
+            "kvist_router_neighbours",
+            "Other routers of the cluster: those whose dispatches are heard, and those that are unheard.",
+            [names.LABEL_STATE],
+            registry=registry,
+        )
         self._shadow_choices = Counter(
             "kvist_router_shadow_choices_total",
             "Choices of shadow policies: the same replica as was taken, or another.",

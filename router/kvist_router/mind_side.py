@@ -35,6 +35,7 @@ from kvist_router.mind.feed_reader import FeedReader
 from kvist_router.mind.fleet import Fleet
 from kvist_router.mind.health import HealthChecker
 from kvist_router.mind.mind import LocalMind
+from kvist_router.mind.neighbours.compose import neighbours
 from kvist_router.mind.policies import policy
 from kvist_router.mind.prompts import PromptSource
 from kvist_router.mind.responses import ResponseFinder
@@ -139,7 +140,8 @@ async def _mind(
         loops.append(("verify", verifier.run))
     tasks = [asyncio.create_task(supervised(name, loop, metrics)) for name, loop in loops]
     try:
-        yield mind
+        async with neighbours(settings.neighbours, mind, session, _link(settings)):
+            yield mind
     finally:
         for task in tasks:
             task.cancel()

@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, HttpUrl, TypeAdapter, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from kvist_connector import names
 from kvist_connector.settings import Settings
@@ -22,25 +22,15 @@ from kvist_router.access.settings import (
     check_tenants,
 )
 from kvist_router.log_settings import LogSettings, TracingSettings
+from kvist_router.mind.neighbours.settings import NeighbourSettings
 from kvist_router.mind.policies.weights import PolicyWeights
 from kvist_router.tls import TlsSettings
+from kvist_router.urls import checked_url
 
 # Until every proxy and load balancer has heard that an endpoint goes away.
 KUBERNETES_GRACE_SECONDS = 10.0
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-_URL = TypeAdapter(HttpUrl)
 _LABEL = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$"  # of a Service or namespace
-
-
-def checked_url(value: str) -> str:
-    """An http(s) URL without a trailing slash; raises ValueError in words."""
-    try:
-        _URL.validate_python(value)
-    except ValueError as error:
-        raise ValueError(
-            f"{value!r} is not an http:// or https:// URL, for example http://127.0.0.1:8100"
-        ) from error
-    return value.rstrip("/")
 
 
 class ReplicaSettings(Settings):
@@ -304,6 +294,9 @@ class RouterSettings(Settings):
     limits: LimitSettings = Field(default=LimitSettings(), description="bounds and deadlines")
     health: HealthSettings = Field(default=HealthSettings(), description="checks of engines")
     index: IndexSettings = Field(default=IndexSettings(), description="mirror of the replicas")
+    neighbours: NeighbourSettings = Field(
+        default=NeighbourSettings(), description="other routers of the same cluster"
+    )
     auth: AuthSettings = Field(default=AuthSettings(), description="API keys")
     tenant: SeparationSettings = Field(default=SeparationSettings(), description="separation of tenants")
     tenants: tuple[TenantSettings, ...] = Field(

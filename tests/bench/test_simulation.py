@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from bench import capacity73, harness, routing
 from bench.simulation import rivals
-from bench.simulation.cluster import engines, simulate
+from bench.simulation.cluster import Summary, engines, simulate
 from bench.simulation.engine import Engine, EngineSpec
 from bench.simulation.feeds import Feeds
 from bench.simulation.generated import agents, conversations, prompts, shared_prompts
-from bench.simulation.ours import Kvist, Routers
+from bench.simulation.ours import Kvist, Lags, Routers
 from bench.simulation.trace import Request, read_trace
 from kvist_router.mind.policies import policy
 
@@ -25,8 +25,8 @@ def prefill(tokens: int) -> float:
     return (4.209989e-7 * tokens * tokens + 1.518344e-2 * tokens + 16.50142) / 1000
 
 
-def decode(used: int, total: int) -> float:
-    share = used / total
+def decode(context: int, blocks: int) -> float:
+    share = context / (blocks * 512)
     return (-25.74 * share * share + 54.01 * share + 5.74) / 1000
 
 
@@ -35,21 +35,30 @@ def one(requests: list[Request], spec: EngineSpec):
     return simulate(requests, cluster, rivals.RoundRobin(cluster, 0)), cluster[0]
 
 
-def test_a_prompt_takes_its_prefill_and_one_step_of_decoding() -> None:
+def test_a_first_token_comes_out_of_the_prefill() -> None:
     found, _ = one([Request(0, 5.0, 1000, 1, (1,))], EngineSpec(100))
-    assert found.mean == pytest.approx(prefill(1000) + decode(2, 100))
+    assert found.mean == found.seconds - 5.0 == pytest.approx(prefill(1000))
 
 
 def test_a_long_prompt_is_computed_in_chunks() -> None:
     found, _ = one([Request(0, 0.0, 10_000, 1, ())], EngineSpec(100))
-    assert found.mean == pytest.approx(prefill(8192) + prefill(10_000 - 8192) + decode(20, 100))
+    assert found.mean == pytest.approx(prefill(8192) + prefill(10_000 - 8192))
 
 
-def test_the_answer_takes_a_step_for_each_token_and_blocks_as_it_grows() -> None:
+def test_the_answer_takes_a_step_for_each_token_longer_as_the_context_grows() -> None:
     found, engine = one([Request(0, 0.0, 510, 5, ())], EngineSpec(10))
-    expected = prefill(510) + 3 * decode(1, 10) + 2 * decode(2, 10)
+    expected = prefill(510) + sum(decode(510 + made, 10) for made in (1, 2, 3, 4))
     assert found.seconds == pytest.approx(expected)
     assert engine.pool.active == 0
+
+
+def test_a_prefill_holds_up_the_answers_that_are_being_made() -> None:
+    trace = [Request(0, 0.0, 510, 5, ()), Request(1, 0.001, 800, 1, ())]
+    found, _ = one(trace, EngineSpec(10))
+    together = prefill(800) + decode(511, 10)
+    expected = prefill(510) + together + sum(decode(510 + made, 10) for made in (2, 3, 4))
+    assert found.seconds == pytest.approx(expected)
+    assert found.mean == pytest.approx(prefill(510) + (together - 0.001) / 2)
 
 
 def test_a_repeated_prompt_computes_only_what_is_new() -> None:
@@ -122,13 +131,28 @@ def test_under_pressure_prefixes_stay_where_they_are_and_others_do_not_wait_for_
     assert found["kvist"].mean < 0.25 * found["round robin"].mean
 
 
-def test_several_routers_and_late_feeds_still_reuse() -> None:
-    trace, found = conversations(2, 2.0, 60.0), {}
-    for count, lag in ((1, 0.0), (4, 0.2)):
-        cluster = engines(EngineSpec(2500))
-        found[count] = simulate(trace, cluster, Routers(cluster, 0, lambda: policy("kvist"), count, lag))
-        assert found[count].completed == len(trace)
-    assert found[4].hit > 0.8 * found[1].hit
+def several(trace: list[Request], spec: EngineSpec, count: int, lags: Lags) -> Summary:
+    cluster = engines(spec)
+    found = simulate(trace, cluster, Routers(cluster, 0, lambda: policy("kvist"), count, lags))
+    assert found.completed == len(trace)
+    return found
+
+
+@pytest.mark.parametrize("lags", [Lags(0.2), Lags(0.2, 0.01)])
+def test_several_routers_and_late_feeds_still_reuse(lags: Lags) -> None:
+    trace = conversations(2, 2.0, 60.0)
+    spec = EngineSpec(2500)
+    assert several(trace, spec, 4, lags).hit > 0.8 * several(trace, spec, 1, Lags()).hit
+
+
+def test_routers_that_tell_each_other_choose_as_one_does() -> None:
+    """Eight of them, on engines that are just full: each alone would fill the same one."""
+    trace, lag = shared_prompts(0, 24.0, 50.0), 0.05
+    alone, told, silent = [
+        several(trace, capacity73.SPEC, *form).mean
+        for form in ((1, Lags(lag)), (8, Lags(lag, 0.005)), (8, Lags(lag)))
+    ]
+    assert abs(told - alone) < 0.5 * abs(silent - alone)
 
 
 def test_a_feed_that_lags_brings_everything_later() -> None:

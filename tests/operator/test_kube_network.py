@@ -47,6 +47,7 @@ def test_each_part_accepts_only_those_who_need_it() -> None:
     assert admitted(objects["NetworkPolicy", "test-router"]) == {
         names.PORT_ROUTER: {"anyone"},
         names.PORT_ROUTER_ADMIN: {"kvist-operator", "prometheus"},
+        names.PORT_ROUTER_NEIGHBOURS: {"router"},
     }
     assert admitted(objects["NetworkPolicy", "test-redis"]) == {names.PORT_REDIS: {"engine"}}
 
@@ -66,7 +67,7 @@ def test_clients_and_scrapers_can_be_named_and_the_operators_namespace_is_known(
     )
     policy = {"networkPolicy": {"clients": clients, "metricsFrom": scrapers}}
     objects = objects_of(replace(CONTEXT, operator_namespace="kvist-system"), security=policy)
-    first, second = objects["NetworkPolicy", "test-router"]["spec"]["ingress"]
+    first, second, _ = objects["NetworkPolicy", "test-router"]["spec"]["ingress"]
     assert first["from"] == clients
     assert second["from"][1:] == scrapers
     assert second["from"][0]["namespaceSelector"] == {

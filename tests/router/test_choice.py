@@ -146,7 +146,7 @@ def test_round_robin_takes_each_in_turn_though_replicas_come_and_go() -> None:
 
 def test_others_wait_for_our_prefill_and_our_space_and_answers_stand_still_meanwhile() -> None:
     found = Candidate("a", Cost(1.0, 0.0, 0.0, 2.0, 0), 0, 9, waiting=3, decoding=6, occupied=0.5)
-    assert delays(found) == pytest.approx(3 * (2.0 + 0.5) + STANDSTILL * 6 * 2.0)
+    assert delays(found) == pytest.approx(3 * 2.0 + STANDSTILL * 6 * 2.0 + (3 + 6) * 0.5)
     assert delays(candidate("idle", 2.0)) == 0
 
 

@@ -1,4 +1,4 @@
-"""Chunks in Redis and the object store count for every replica that reads them."""
+"""Chunks in Redis, the object store and the memory of peers count for every replica that reads them."""
 
 from __future__ import annotations
 
@@ -159,3 +159,33 @@ def test_it_is_the_union_of_what_the_mirrors_say(steps: list[tuple[int, str, Tie
         for key in KEYS:
             tiers = [tier for tier, known in union | own if known == key]
             assert mirror.hit([key]) == Hit(0, bytes([min(tiers)]) if tiers else b"")
+
+
+def test_what_is_in_a_peers_memory_counts_for_those_that_read_peers(fleet: Fleet) -> None:
+    lender = fleet.mirror(Tier.MEMORY, KEYS[:3], peer=FAST)
+    assert fleet.mirror(peer=FAST).hit(KEYS) == Hit(0, bytes([Tier.PEER]) * 3)
+    assert fleet.mirror(redis=FAST).hit(KEYS) == Hit(0, b"")
+    assert fleet.mirror(peer=BROKEN).hit(KEYS) == Hit(0, b"")
+    assert lender.hit(KEYS) == Hit(0, bytes([Tier.MEMORY]) * 3)  # its own is nearer
+
+
+def test_only_memory_is_lent_and_a_peer_is_preferred_to_servers(fleet: Fleet) -> None:
+    fleet.mirror(Tier.DISK, KEYS[:1], disk=FAST, peer=FAST)
+    fleet.mirror(Tier.REDIS, KEYS[:3], redis=FAST)
+    fleet.mirror(Tier.MEMORY, KEYS[:2], peer=FAST)
+    reader = fleet.mirror(redis=FAST, peer=FAST)
+    assert reader.hit(KEYS) == Hit(0, bytes([Tier.PEER, Tier.PEER, Tier.REDIS]))
+    assert reader.missing(KEYS) == KEYS[3:]
+
+
+def test_what_a_peer_evicts_or_takes_with_it_is_no_more(fleet: Fleet) -> None:
+    lender, reader = fleet.mirror(Tier.MEMORY, KEYS[:3], peer=FAST), fleet.mirror(peer=FAST)
+    asked = list(KEYS)
+    assert reader.hit(asked).chunks == 3
+    delta(lender, Tier.MEMORY, [], removed=KEYS[2:3])
+    assert reader.hit(asked).chunks == 2
+    delta(lender, Tier.MEMORY, KEYS[2:4])
+    assert reader.hit(asked).chunks == 4
+    lender.forget()
+    assert reader.hit(asked).chunks == 0
+    assert reader.missing(asked) == asked

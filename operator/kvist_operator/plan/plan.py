@@ -20,6 +20,10 @@ from kvist_operator.spec import CacheCluster
 
 AGENT_DEADLINE: Final = 120.0
 ROUTER_DEADLINE: Final = 120.0
+NEIGHBOURS: Final = "neighbours"  # the port
+_NEIGHBOURS: Final = {
+    "neighbours": {"host": "$(host)", "port": f"$(port.{NEIGHBOURS})", "urls": ["$(neighbour.urls)"]}
+}
 
 
 def make_plan(cluster: CacheCluster, target: Target) -> Plan:
@@ -68,7 +72,7 @@ def _router(cluster: CacheCluster, target: Target) -> Program:
         files={"router.yaml": yaml.safe_dump(_router_settings(cluster, target), sort_keys=False)},
         # Ready only once it knows what the replicas hold: a request before that could be routed blindly.
         health=Health("router", PATH_READYZ, ROUTER_DEADLINE, cluster.spec.router.tls is not None),
-        ports=("router", "router-admin"),
+        ports=("router", "router-admin", *((NEIGHBOURS,) if _several(cluster, target) else ())),
         volumes=(Volume(VolumeKind.MODEL),),
         after=(Role.ENGINE,),
     )
@@ -104,4 +108,12 @@ def _discovery(cluster: CacheCluster, target: Target) -> dict[str, object]:
     return {
         "kubernetes": {"service": "$(service.engine)", "namespace": "$(namespace)"},
         **({"agent": {"token_file": "$(path.token)"}} if cluster.spec.cache.enabled else {}),
+        **(_NEIGHBOURS if _several(cluster, target) else {}),
     }
+
+
+def _several(cluster: CacheCluster, target: Target) -> bool:
+    """Whether routers tell each other what they send. They do so even while there is one, so that another one
+    restarts nobody; they know each other by the agents' token, so there are agents.
+    """
+    return target.discovery == "kubernetes" and cluster.spec.cache.enabled

@@ -28,7 +28,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     outstanding_requests: int
     waiting: int = 0  # requests there that wait for their first token, whoever sent them
     decoding: int = 0  # requests there that are being answered
-    occupied: float = 0.0  # seconds that those behind wait longer for KV space, if it takes this one
+    occupied: float = 0.0  # expected seconds that another one waits longer for KV space, if it takes this one
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
@@ -61,32 +61,42 @@ class Policy(Protocol):
     def feeds(self) -> bool:
         """Whether costs come from the replicas' feeds; otherwise from this router's own dispatches."""
 
-    def choose(self, candidates: Sequence[Candidate], random: Random, prefix: bytes = b"") -> Choice:
-        """Pick one of the candidates, never none. `prefix`: a key equal for prompts that begin alike."""
+    def choose(
+        self, candidates: Sequence[Candidate], random: Random, prefix: bytes = b"", unheard: int = 0
+    ) -> Choice:
+        """Pick one of the candidates, never none. `prefix`: a key equal for prompts that begin alike.
+
+        `unheard`: other routers whose dispatches are not known here.
+        """
 
 
 def delays(candidate: Candidate, standstill: float = STANDSTILL) -> float:
     """Seconds that all others lose together when this replica takes the request.
 
-        waiting * (recompute + occupied) + standstill * decoding * recompute
+        (waiting + standstill * decoding) * recompute + (waiting + decoding) * occupied
 
     Those who wait are counted for those who will come behind: in a steady state they are as many (Little's
-    law). They wait for our prefill, and for the KV space that we take. Answers stand still while we prefill.
+    law). They wait for our prefill. Answers stand still while we prefill. And while we are there as many come
+    as are there now: each waits longer for the KV space that we keep, if there is no other by then.
     """
-    recompute = candidate.cost.recompute
-    behind = candidate.waiting * (recompute + candidate.occupied)
-    return behind + standstill * candidate.decoding * recompute
+    recompute, waiting, decoding = candidate.cost.recompute, candidate.waiting, candidate.decoding
+    return (waiting + standstill * decoding) * recompute + (waiting + decoding) * candidate.occupied
 
 
-def tie_band(candidates: Sequence[Candidate], weights: Weights | None = None) -> list[Candidate]:
-    """The candidates whose cost to all, predicted TTFT and delays, counts as equal to the least."""
+def tie_band(
+    candidates: Sequence[Candidate], weights: Weights | None = None, unheard: int = 0
+) -> list[Candidate]:
+    """The candidates whose cost to all, predicted TTFT and delays, counts as equal to the least.
+
+    Each router whose dispatches are not known makes costs as much less certain as the band is wide.
+    """
     standstill, ratio, seconds = STANDSTILL, TIE_RATIO, TIE_SECONDS
     if weights is not None:
         standstill, ratio, seconds = weights.standstill, weights.tie_ratio, weights.tie_seconds
     totals = [candidate.cost.total + delays(candidate, standstill) for candidate in candidates]
     least = min(totals)
     ttft = candidates[totals.index(least)].cost.total
-    limit = least + max(ratio * ttft, seconds)
+    limit = least + max(ratio * ttft, seconds) * (1 + unheard)
     return [candidate for candidate, total in zip(candidates, totals, strict=True) if total <= limit]
 
 

@@ -7,6 +7,7 @@ the relay itself is gone. Bounded by `limits.in_flight`: above it requests are r
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import msgspec
 
@@ -37,8 +38,23 @@ class InFlight(msgspec.Struct):
     answering_since: float | None = None  # when its prefill was over, if that was noticed
 
 
+class Watcher(Protocol):
+    """Is told what becomes of every entry (neighbours/publisher.py)."""
+
+    def began(self, entry: InFlight) -> None:
+        """It was dispatched."""
+
+    def prefilled(self, entry: InFlight) -> None:
+        """Its prefill is over; at its end too, if that was not noticed before."""
+
+    def ended(self, entry: InFlight) -> None:
+        """It has ended."""
+
+
 class InFlightMap:
     """Dispatched requests by id; keeps the replicas' outstanding figures."""
+
+    watcher: Watcher | None = None
 
     def __init__(self, capacity: int, longest: float) -> None:
         self._capacity = capacity
@@ -47,6 +63,9 @@ class InFlightMap:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __iter__(self) -> Iterator[InFlight]:
+        return iter(self._entries.values())
 
     @property
     def full(self) -> bool:
@@ -64,6 +83,8 @@ class InFlightMap:
         entry.replica.outstanding_tokens += entry.uncached_tokens
         entry.replica.outstanding_requests += 1
         entry.replica.outstanding_prefills += 1
+        if self.watcher is not None:
+            self.watcher.began(entry)
 
     def first_byte(self, entry: InFlight, at: float | None) -> None:
         """Its answer began; `at` is None when it came whole, which says nothing of the prefill's end."""
@@ -76,6 +97,8 @@ class InFlightMap:
             entry.prefilled, entry.answering_since = True, at
             entry.replica.outstanding_tokens -= entry.uncached_tokens
             entry.replica.outstanding_prefills -= 1
+            if self.watcher is not None:
+                self.watcher.prefilled(entry)
 
     def end(self, request_id: str) -> InFlight | None:
         """Remove an entry; None when it is not there (any more)."""
@@ -84,6 +107,8 @@ class InFlightMap:
             replica = entry.replica
             replica.outstanding_requests -= 1
             self.prefilled(entry)
+            if self.watcher is not None:
+                self.watcher.ended(entry)
             if not replica.outstanding_requests:
                 replica.idle()
         return entry

@@ -100,6 +100,7 @@ class LocalMind:
     ) -> None:
         self.replicas: dict[str, Replica] = {}
         self.shared = SharedKeys()
+        self.unheard: Callable[[], int] = lambda: 0  # routers whose dispatches are not known (neighbours/)
         self.records = Records(settings.records)
         self.source = source
         self.metrics = metrics
@@ -276,7 +277,8 @@ class LocalMind:
         considered = list(self._consider(question, replicas, policy.feeds))
         priced = {policy.feeds: [item.candidate for item in considered]}
         prefix = _prefix(considered[0].keys)
-        choice = policy.choose(priced[policy.feeds], self._random, prefix)
+        unheard = self.unheard()
+        choice = policy.choose(priced[policy.feeds], self._random, prefix, unheard)
         chosen = next(item for item in considered if item.candidate.name == choice.name)
         if not shadows:
             return _Decided(considered, chosen, choice.reason, {})
@@ -286,7 +288,7 @@ class LocalMind:
                 priced[feeds] = [item.candidate for item in self._consider(question, replicas, feeds)]
             return priced[feeds]
 
-        elsewhere = shadows.choose(choice.name, candidates, policy.feeds, self._random, prefix)
+        elsewhere = shadows.choose(choice.name, candidates, policy.feeds, self._random, prefix, unheard)
         return _Decided(considered, chosen, choice.reason, elsewhere)
 
     def _consider(self, question: _Question, replicas: list[Replica], feeds: bool) -> Iterator[_Considered]:

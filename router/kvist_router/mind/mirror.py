@@ -10,7 +10,7 @@ granularity, all others whole chunks (protocol/feed.py).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
 
@@ -18,14 +18,14 @@ import msgspec
 
 from kvist_connector.keys import split_keys
 from kvist_connector.protocol import feed
-from kvist_connector.protocol.tiers import SHARED_TIERS, Tier
+from kvist_connector.protocol.tiers import PREFERENCE, SHARED_TIERS, Tier
 from kvist_router.errors import FeedError
-from kvist_router.mind.shared import SHARED_BITS, SharedKeys
+from kvist_router.mind.shared import PEER_BIT, SHARED_BITS, SharedKeys
 
 GPU_BIT = 1 << Tier.GPU
 # For bytes.translate: mask -> 1 when the GPU holds the key; mask -> best stored tier, 0 when there is none.
 _ON_GPU = bytes(mask & GPU_BIT for mask in range(256))
-_BEST = bytes(next((tier for tier in range(1, 8) if mask & (1 << tier)), 0) for mask in range(256))
+_BEST = bytes(next((tier for tier in PREFERENCE[1:] if mask & (1 << tier)), 0) for mask in range(256))
 
 
 class Hit(msgspec.Struct, frozen=True, gc=False):
@@ -46,7 +46,8 @@ NO_HIT = Hit(0, b"")
 class Mirror:
     """One replica's index. `max_keys` bounds it; keys beyond are not taken and counted in `overflow`.
 
-    `shared` is what all mirrors say of shared tiers: of those that this replica reads, it counts for it.
+    `shared` is what all mirrors say of shared tiers and of their memory: of that, what this replica reads
+    counts for it.
     """
 
     def __init__(self, max_keys: int, shared: SharedKeys | None = None) -> None:
@@ -74,6 +75,7 @@ class Mirror:
         if message.fingerprint and (message.chunk_tokens <= 0 or message.block_tokens < 0):
             raise FeedError(f"chunk of {message.chunk_tokens} tokens, block of {message.block_tokens}")
         self.forget()
+        self._shared.lends(self)
         self._sequence = 0
         self.opening, self.complete, self.overflow = message, False, 0
         self.gpu_known, self.draining = message.gpu_known, message.draining
@@ -84,6 +86,7 @@ class Mirror:
             self._shared.taken_back(bit, keys)
         self._told.clear()
         self._tiers.clear()
+        self._shared.lends_no_more(self)
         self.tiers_answer(())
 
     def tiers_answer(self, speeds: Iterable[feed.TierSpeed]) -> None:
@@ -91,7 +94,7 @@ class Mirror:
         told = {
             1 << speed.tier: speed.bytes_per_second > 0 for speed in speeds if 0 <= speed.tier < len(Tier)
         }
-        self._reads = sum(bit for bit, answers in told.items() if answers) & SHARED_BITS
+        self._reads = sum(bit for bit, answers in told.items() if answers) & (SHARED_BITS | PEER_BIT)
         self._whole = _without(sum(bit for bit, answers in told.items() if not answers) & SHARED_BITS)
 
     def follow(self, sequence: int) -> None:
@@ -131,7 +134,7 @@ class Mirror:
 
     def hit(self, keys: Sequence[bytes]) -> Hit:
         """Leading chunks of a prompt that the replica holds."""
-        if not keys or not (keys[0] in self._tiers or self._shared.has(keys[0], self._reads)):
+        if not keys or not (keys[0] in self._tiers or self._elsewhere(keys)):
             return NO_HIT
         # Loops in C: this runs for every replica of every request.
         masks = bytes(map(self._tiers.get, keys, repeat(0))).translate(self._whole)
@@ -159,10 +162,13 @@ class Mirror:
         """Whether any tier holds the key."""
         return key in self._tiers
 
-    def missing(self, keys: Iterable[bytes]) -> list[bytes]:
+    def missing(self, keys: Sequence[bytes]) -> list[bytes]:
         """Those that no tier holds."""
-        tiers, shared, reads = self._tiers, self._shared, self._reads
-        return [key for key in keys if key not in tiers and not (reads and shared.has(key, reads))]
+        tiers = self._tiers
+        if not self._reads or not keys:
+            return [key for key in keys if key not in tiers]
+        masks = self._shared.masks(keys, self._reads)
+        return [key for key, mask in zip(keys, masks, strict=True) if not mask and key not in tiers]
 
     def counts(self) -> dict[str, int]:
         """Keys by tier; walks the whole index, for the admin API only."""
@@ -172,7 +178,18 @@ class Mirror:
             if tier is not Tier.GPU or self.gpu_known
         }
 
+    @property
+    def tiers(self) -> Mapping[bytes, int]:
+        """See shared.Lender."""
+        return self._tiers
+
+    def _elsewhere(self, keys: Sequence[bytes]) -> bool:
+        """Whether a shared tier or a peer may have the beginning."""
+        reads = self._reads
+        return self._shared.has(keys[0], reads) or bool(reads & PEER_BIT and self._shared.at_peers(keys))
+
     def _add(self, keys: list[bytes], bit: int) -> None:
+        self._shared.changed()
         tiers = self._tiers
         room = self._max_keys - len(tiers)
         told: set[bytes] = set()
@@ -199,6 +216,7 @@ class Mirror:
         mine -= gone
 
     def _drop_tier(self, bit: int) -> None:
+        self._shared.changed()
         self._tiers = {key: mask & ~bit for key, mask in self._tiers.items() if mask & ~bit}
 
 

@@ -12,6 +12,8 @@ from kvist_router.mind.cost import PRIOR_PREFILL, Cost, prompt_cost, taken_token
 from kvist_router.mind.replica import Busy, Chain, Replica
 from kvist_router.tokens.keys import KeyMemo
 
+CROWDING = 4  # the chance that KV space will be wanted and not there: its used share to this power
+
 
 def candidate(
     replica: Replica, chains: Sequence[Chain], tokens: int, memo: KeyMemo, now: float, feeds: bool = True
@@ -30,11 +32,11 @@ def candidate(
     return Candidate(
         replica.name,
         cost,
-        replica.outstanding_tokens,
-        replica.outstanding_requests,
+        replica.outstanding_tokens + replica.elsewhere.tokens,
+        replica.outstanding_requests + replica.elsewhere.requests,
         busy.waiting,
         busy.decoding,
-        taken * busy.space_rate if cost.space else 0.0,
+        taken * busy.space_rate * busy.crowded**CROWDING,
     )
 
 

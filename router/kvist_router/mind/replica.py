@@ -35,6 +35,7 @@ from kvist_router.tokens.keys import TOKEN_BYTES, KeyMemo
 BLOCK_TOKENS = 16  # of an engine that did not say
 PENDING_KEYS = 65_536
 HELD_WEIGHT = 0.1
+PRIOR_HELD_SECONDS = 10.0  # until a request has ended
 LOAD_SECONDS = 3.0  # a load report older than this is not used
 _log = logging.getLogger(__name__)
 _KNOWN_TIERS = frozenset(int(tier) for tier in Tier)
@@ -62,6 +63,13 @@ class Busy(msgspec.Struct, frozen=True, gc=False):
     space_free: int = 0
     space_rate: float = 0.0  # seconds until one token of it is given back; 0.0: not known
 
+    @property
+    def crowded(self) -> float:
+        """Share of the KV space that is in use or wanted; 0.0 when not known."""
+        if not self.space_total:
+            return 0.0
+        return min(1.0, 1 - (self.space_free - self.prefill_tokens) / self.space_total)
+
     def space_seconds(self, tokens: int, queue: float = 0.0) -> float:
         """Until the engine's KV space has room for `tokens` behind those that wait there, beyond `queue`."""
         if not self.space_total:
@@ -69,6 +77,19 @@ class Busy(msgspec.Struct, frozen=True, gc=False):
         missing = self.prefill_tokens + tokens - self.space_free
         beyond = missing * self.space_rate - queue
         return beyond if beyond > 0 else 0.0
+
+
+class Elsewhere:
+    """What other routers sent to a replica and have told (neighbours/)."""
+
+    def __init__(self) -> None:
+        self.tokens = self.prefills = self.requests = 0
+
+    def add(self, tokens: int, prefills: int, requests: int) -> None:
+        """A request was sent, was prefilled or has ended."""
+        self.tokens += tokens
+        self.prefills += prefills
+        self.requests += requests
 
 
 class Replica:
@@ -102,6 +123,7 @@ class Replica:
         self.outstanding_tokens = 0
         self.outstanding_requests = 0
         self.outstanding_prefills = 0  # of these, those whose prefill is not over
+        self.elsewhere = Elsewhere()
         self.chunk_tokens = CHUNK_TOKENS
         self.block_tokens = BLOCK_TOKENS  # reuse happens in these
         self.measured: PrefillModel | None = None
@@ -170,12 +192,13 @@ class Replica:
     def busy(self, now: float) -> Busy:
         """What is done here and waits, as far as it is known.
 
-        Prefill is ours, and what others sent by the engine's report. The engine counts whole prompts where it
-        cannot know yet what it has of them; of ours we do know. By Little's law `used` tokens of KV space
-        that each stay `held_seconds` make way at used / held_seconds a second.
+        Prefill is ours, what other routers told, and the rest by the engine's report. The engine counts whole
+        prompts where it cannot know yet what it has of them; of ours we do know. By Little's law `used`
+        tokens of KV space that each stay `held_seconds` make way at used / held_seconds a second.
         """
-        tokens, own, load = self.outstanding_tokens, self.outstanding_prefills, self.load
-        decoding = self.outstanding_requests - own
+        tokens, load = self.outstanding_tokens + self.elsewhere.tokens, self.load
+        own = self.outstanding_prefills + self.elsewhere.prefills
+        decoding = self.outstanding_requests + self.elsewhere.requests - own
         if now - self._load_at > LOAD_SECONDS:
             return Busy(tokens, own, decoding)
         used, requests = (
@@ -189,7 +212,7 @@ class Replica:
             max(decoding, load.decode_sequences),
             load.kv_tokens_total,
             load.kv_tokens_total - used,
-            self.held_seconds / used if used else 0.0,
+            (self.held_seconds or PRIOR_HELD_SECONDS) / used if used else 0.0,
         )
 
     def held(self, seconds: float) -> None:

@@ -33,6 +33,7 @@ class Shadows:
         followed: bool,
         random: Random,
         prefix: bytes,
+        unheard: int,
     ) -> dict[str, Elsewhere]:
         """What those say who disagree with `chosen`.
 
@@ -41,7 +42,7 @@ class Shadows:
         """
         found: dict[str, Elsewhere] = {}
         for name, policy in self._policies.items():
-            choice = policy.choose(candidates(policy.feeds), random, prefix)
+            choice = policy.choose(candidates(policy.feeds), random, prefix, unheard)
             if self._metrics is not None:
                 self._metrics.shadow_choice(name, choice.name == chosen)
             if choice.name != chosen:

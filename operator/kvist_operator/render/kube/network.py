@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from kvist_operator.plan.peers import PORT as PEER_PORT
 from kvist_operator.plan.peers import has_peers
+from kvist_operator.plan.plan import NEIGHBOURS
 from kvist_operator.render.kube.context import Context
 from kvist_operator.render.kube.meta import ENGINE, LABEL_NAME, MANAGER, REDIS, ROUTER, Object, make, selector
 from kvist_operator.render.kube.redis import managed_redis
@@ -34,6 +35,7 @@ EDGES: Final = (
     Edge(ENGINE, PEER_PORT, (ENGINE,)),
     Edge(ROUTER, "router", (_CLIENTS,)),
     Edge(ROUTER, "router-admin", (_OPERATOR, _METRICS)),
+    Edge(ROUTER, NEIGHBOURS, (ROUTER,)),
     Edge(REDIS, "redis", (ENGINE,)),
 )
 
@@ -60,7 +62,7 @@ def _policy(cluster: CacheCluster, context: Context, part: str) -> Object:
 
 def _edges(cluster: CacheCluster) -> list[Edge]:
     cached = cluster.spec.cache.enabled
-    wanted = [edge for edge in EDGES if cached or edge.port not in ("agent", "redis")]
+    wanted = [edge for edge in EDGES if cached or edge.port not in ("agent", "redis", NEIGHBOURS)]
     return [edge for edge in wanted if edge.port != PEER_PORT or has_peers(cluster)]
 
 

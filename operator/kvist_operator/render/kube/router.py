@@ -7,6 +7,7 @@ from typing import Any, Final
 from kvist_connector.names import PATH_HEALTHZ
 from kvist_operator.plan import Plan, Program, fill, fill_yaml
 from kvist_operator.plan.access import SECRET, access_files, access_token, has_keys
+from kvist_operator.plan.plan import NEIGHBOURS
 from kvist_operator.render.kube.accounts import account
 from kvist_operator.render.kube.context import Context
 from kvist_operator.render.kube.meta import (
@@ -34,7 +35,14 @@ from kvist_operator.render.kube.pods import (
     secret_volume,
 )
 from kvist_operator.render.kube.secrets import control_token, tenants_secret
-from kvist_operator.render.kube.values import ACCESS, CONFIG, container_ports, service_ports, values
+from kvist_operator.render.kube.values import (
+    ACCESS,
+    CONFIG,
+    NEIGHBOUR_SUFFIX,
+    container_ports,
+    service_ports,
+    values,
+)
 from kvist_operator.render.merge import overlay
 from kvist_operator.spec import CacheCluster
 
@@ -53,7 +61,21 @@ def router_objects(cluster: CacheCluster, plan: Plan, context: Context) -> list[
     service = make("v1", "Service", cluster, context.namespace, ROUTER) | {
         "spec": {"selector": selector(cluster, ROUTER), "ports": service_ports("router")}
     }
-    return [config, _deployment(cluster, plan, context, digest(files)), service, *_scaler(cluster, context)]
+    deployment = _deployment(cluster, plan, context, digest(files))
+    return [config, deployment, service, *_neighbours(cluster, plan, context), *_scaler(cluster, context)]
+
+
+def _neighbours(cluster: CacheCluster, plan: Plan, context: Context) -> list[Object]:
+    """The name by which routers find each other, those that are not ready too: they send as well."""
+    if NEIGHBOURS not in plan.router.ports:
+        return []
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": selector(cluster, ROUTER),
+        "ports": service_ports(NEIGHBOURS),
+    }
+    return [make("v1", "Service", cluster, context.namespace, ROUTER, NEIGHBOUR_SUFFIX) | {"spec": spec}]
 
 
 def _deployment(cluster: CacheCluster, plan: Plan, context: Context, config_hash: str) -> Object:

@@ -7,7 +7,7 @@ from typing import Final
 
 from kvist_connector import names
 from kvist_operator.render.kube.context import Context
-from kvist_operator.render.kube.meta import ENGINE, REDIS, name_of
+from kvist_operator.render.kube.meta import ENGINE, REDIS, ROUTER, name_of
 from kvist_operator.render.kube.pods import MODELS, RUN, TOKEN_FILE
 from kvist_operator.render.local import EVENTS_SUFFIX, REPLAY_SUFFIX
 from kvist_operator.spec import CacheCluster
@@ -19,6 +19,7 @@ PORTS: Final = {
     "peer": names.PORT_PEER,
     "router": names.PORT_ROUTER,
     "router-admin": names.PORT_ROUTER_ADMIN,
+    "neighbours": names.PORT_ROUTER_NEIGHBOURS,
     "redis": names.PORT_REDIS,
 }
 SOCKET: Final = f"{RUN}/agent.sock"
@@ -34,6 +35,7 @@ SECRET_FILES: Final = {
 }
 CONFIG: Final = "/etc/kvist/router"
 ACCESS: Final = "/etc/kvist/access"
+NEIGHBOUR_SUFFIX: Final = "-neighbours"
 _EVERYWHERE: Final = "0.0.0.0"
 
 
@@ -50,6 +52,8 @@ def values(cluster: CacheCluster, context: Context) -> dict[str, str]:
         # The headless Service's name stands for the addresses of all pods.
         "peer.urls": f"http://{name_of(cluster, ENGINE)}.{context.namespace}.svc:{names.PORT_PEER}",
         "peer.address": "$(POD_IP)",
+        "neighbour.urls": f"http://{neighbour_service(cluster)}.{context.namespace}.svc"
+        f":{names.PORT_ROUTER_NEIGHBOURS}",
         "path.model": inside(model.volume.path) if model.volume is not None else model.name,
         "path.config": CONFIG,
         "path.socket": SOCKET,
@@ -63,6 +67,11 @@ def values(cluster: CacheCluster, context: Context) -> dict[str, str]:
         **{f"port.{name}": str(port) for name, port in PORTS.items()},
         **{f"lora.{a.name}": inside(a.path) if a.path[0] in "./" else a.path for a in model.lora_adapters},
     }
+
+
+def neighbour_service(cluster: CacheCluster) -> str:
+    """Name of the headless Service by which routers find each other."""
+    return name_of(cluster, ROUTER) + NEIGHBOUR_SUFFIX
 
 
 def redis_urls(cluster: CacheCluster, namespace: str) -> tuple[str, ...]:

@@ -18,9 +18,11 @@ class KvistPolicy:
         self.feeds = feeds
         self._weights = weights
 
-    def choose(self, candidates: Sequence[Candidate], random: Random, prefix: bytes = b"") -> Choice:
+    def choose(
+        self, candidates: Sequence[Candidate], random: Random, prefix: bytes = b"", unheard: int = 0
+    ) -> Choice:
         """Pick inside the tie band."""
-        band = tie_band(candidates, self._weights)
+        band = tie_band(candidates, self._weights, unheard)
         chosen = least_outstanding(band, random)
         if len(band) == 1:
             return Choice(chosen.name, "least predicted TTFT and delay of others")

@@ -13,7 +13,9 @@ class LeastLoadPolicy:
 
     feeds = False
 
-    def choose(self, candidates: Sequence[Candidate], random: Random, prefix: bytes = b"") -> Choice:
+    def choose(
+        self, candidates: Sequence[Candidate], random: Random, prefix: bytes = b"", unheard: int = 0
+    ) -> Choice:
         """Fewest requests, then at random."""
         return fewest_requests(candidates, random)
 

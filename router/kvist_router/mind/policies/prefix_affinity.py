@@ -27,7 +27,9 @@ class PrefixAffinityPolicy:
     def __init__(self, bound: float = BOUND) -> None:
         self._bound = bound
 
-    def choose(self, candidates: Sequence[Candidate], random: Random, prefix: bytes = b"") -> Choice:
+    def choose(
+        self, candidates: Sequence[Candidate], random: Random, prefix: bytes = b"", unheard: int = 0
+    ) -> Choice:
         """The first in the prefix' order that has room; a prompt without a whole chunk: where fewest are."""
         if not prefix:
             return fewest_requests(candidates, random)

@@ -16,7 +16,9 @@ class RoundRobinPolicy:
     def __init__(self) -> None:
         self._last = ""
 
-    def choose(self, candidates: Sequence[Candidate], random: Random, prefix: bytes = b"") -> Choice:
+    def choose(
+        self, candidates: Sequence[Candidate], random: Random, prefix: bytes = b"", unheard: int = 0
+    ) -> Choice:
         """The next name after the last one, in order."""
         names = sorted(candidate.name for candidate in candidates)
         self._last = next((name for name in names if name > self._last), names[0])

@@ -1,0 +1,115 @@
+"""Follows one other router's dispatches. Called by circle.py, supervised.
+
+Whatever is wrong with the stream ends the connection; what was heard is taken back, and the next one says
+anew what runs. Pauses between connections grow and are bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Final
+
+import aiohttp
+
+from kvist_connector import names
+from kvist_connector.protocol.framing import FrameDecoder, FrameError
+from kvist_router.errors import FeedError
+from kvist_router.mind.agent_link import AgentLink
+from kvist_router.mind.neighbours.known import Known
+from kvist_router.mind.neighbours.messages import Opening, Said, check
+from kvist_router.mind.replica import Replica
+
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 2.0
+CAPACITY: Final = 8192  # requests of one router that are counted
+
+_log = logging.getLogger(__name__)
+
+
+class Neighbour:
+    """The router behind one address. `heard`: its stream is live; `self_heard`: it is this router."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.router = ""
+        self.heard = False
+        self.is_self = False
+        self.problem = "not connected yet"
+
+
+class DispatchReader:
+    """`now` is the mind's clock."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        link: AgentLink,
+        silent_seconds: float,
+        instance: bytes,
+        replicas: Mapping[str, Replica],
+        now: Callable[[], float],
+        random: Random,
+    ) -> None:
+        self._session, self._link, self._instance = session, link, instance
+        self._timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=silent_seconds, sock_read=silent_seconds
+        )
+        self._replicas, self._now, self._random = replicas, now, random
+
+    async def run(self, neighbour: Neighbour) -> None:
+        """Follow it until cancelled, or until it turns out to be this router."""
+        pause = FIRST_PAUSE
+        while not neighbour.is_self:
+            problem = await self._connection(neighbour)
+            if neighbour.heard:
+                pause = FIRST_PAUSE
+            if problem != neighbour.problem:  # once per cause
+                _log.warning("dispatches of the router at %s: %s", neighbour.url, problem)
+            neighbour.heard, neighbour.problem = False, problem
+            await asyncio.sleep(pause * self._random.uniform(0.5, 1.0))
+            pause = min(LONGEST_PAUSE, pause * 2)
+        await asyncio.Event().wait()
+
+    async def _connection(self, neighbour: Neighbour) -> str:
+        known = Known(neighbour.url, self._replicas, CAPACITY)
+        try:
+            async with self._session.get(
+                neighbour.url + names.PATH_DISPATCHES,
+                headers=await self._link.headers(),
+                timeout=self._timeout,
+            ) as response:
+                if response.status == 401:
+                    return "status 401: is agent.token_file the same as there?"
+                if response.status != 200:
+                    return f"status {response.status}"
+                await self._frames(neighbour, known, response)
+                return neighbour.problem if neighbour.is_self else "it ended the stream"
+        except TimeoutError:
+            return "no frame in time"
+        except (FeedError, FrameError) as error:
+            return str(error)
+        except (aiohttp.ClientError, OSError) as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            known.forget()
+
+    async def _frames(self, neighbour: Neighbour, known: Known, response: aiohttp.ClientResponse) -> None:
+        decoder: FrameDecoder[Said] = FrameDecoder(Said)
+        async for data in response.content.iter_any():
+            for message in decoder.feed(data):
+                check(message)
+                if isinstance(message, Opening):
+                    self._open(neighbour, message)
+                    if neighbour.is_self:
+                        return
+                elif not neighbour.heard:
+                    raise FeedError("the stream does not begin with an opening")
+                known.hear(message, self._now())
+
+    def _open(self, neighbour: Neighbour, opening: Opening) -> None:
+        neighbour.router, neighbour.problem = opening.router, ""
+        neighbour.is_self = opening.instance == self._instance
+        neighbour.heard = not neighbour.is_self
