@@ -27,6 +27,7 @@ def test_the_objects_of_every_example_are_accepted(kubectl: Kubectl, namespace: 
     accepted(kubectl, namespace, load(example))
 
 
+@pytest.mark.usefixtures("crd")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_objects_of_every_section_are_accepted(kubectl: Kubectl, namespace: str, name: str) -> None:
     spec = {"model": {"name": "owner/model"}, **VARIANTS[name]}

@@ -17,6 +17,7 @@ import aiohttp
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
+from kvist_connector.tls import LiveContext
 from kvist_router.access.guard import Guard
 from kvist_router.access.salt import read_secret
 from kvist_router.admin import admin_app
@@ -92,7 +93,9 @@ async def mind_side(
 
 
 def _link(settings: RouterSettings) -> AgentLink:
-    return AgentLink(settings.reader, settings.agent.token_file)
+    agent = settings.agent
+    tls = LiveContext("client", agent.tls, "agent.tls") if agent.tls.used else None
+    return AgentLink(settings.reader, agent.token_file, tls)
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from kvist_connector import names
 from kvist_connector.settings import Settings
+from kvist_connector.tls import MutualTls
 from kvist_router.access.settings import (
     MAX_TENANTS,
     AdmissionSettings,
@@ -65,6 +66,9 @@ class AgentSettings(Settings):
         default=None,
         description="file with the agents' bearer token, read at every connection, so that it may change; "
         "none: no token",
+    )
+    tls: MutualTls = Field(
+        default=MutualTls(), description="own certificate for agents, and whose certificates are believed"
     )
 
 

@@ -32,6 +32,7 @@ class Access:
 
     admin: Callable[[], str] | None
     read: Callable[[], str] | None = None
+    certificates: bool = False  # whether who asks needs one, too
 
     def scope(self, authorization: str) -> Scope | None:
         """What the Authorization header allows; None: nothing."""

@@ -24,6 +24,7 @@ from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.agent.shelf import ArenaShelf
 from kvist_connector.agent.stores import open_stores
 from kvist_connector.agent.supervise import Supervisor
+from kvist_connector.tls import LiveContext
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,8 @@ class Agent:
             self._arena = await loop.run_in_executor(
                 self._threads, ArenaFile.reserve, self._settings.arena, self._settings.memory
             )
-        peers = Peers(self._settings.peer, Roster(self._settings.peer), self._access.admin)
+        tls = LiveContext("client", self._settings.tls, "tls") if self._settings.tls.used else None
+        peers = Peers(self._settings.peer, Roster(self._settings.peer), self._access.admin, tls)
         stores = await open_stores(self._settings, self._threads, self._metrics.meter, peers)
         now_ms = int(time.time() * 1000)
         file = RetiredFile(self._settings.arena, self._settings.disk.path, lambda: now_ms)

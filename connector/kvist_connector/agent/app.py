@@ -24,6 +24,7 @@ from kvist_connector.agent.limits import allow_open_files
 from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.agent.token_file import TokenFile
 from kvist_connector.errors import ConfigError
+from kvist_connector.tls import LiveContext
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ disk: {size: ...} and KVIST_AGENT_DISK__SIZE."""
 _EXIT_CONFIG = 2
 _EXIT_FAILED = 1
 _THREADS = 4
+_LOOK_SECONDS = 1.0
 # Seconds for everything but write-behind when the agent ends.
 _CLOSING = 5.0
 
@@ -66,8 +68,11 @@ def run(arguments: Sequence[str]) -> int:
 async def _serve(settings: AgentSettings) -> int:
     allow_open_files()
     http = settings.http
+    tls = LiveContext("server", settings.tls, "tls") if settings.tls.used else None
     access = Access(
-        _token("http.token_file", http.token_file), _token("http.read_token_file", http.read_token_file)
+        _token("http.token_file", http.token_file),
+        _token("http.read_token_file", http.read_token_file),
+        certificates=tls is not None,
     )
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="bytes") as threads:
         agent = Agent(settings, threads, access)
@@ -80,13 +85,15 @@ async def _serve(settings: AgentSettings) -> int:
         try:
             agent.claim()
             await runner.setup()
-            port = await _listen(runner, "http", http.host, http.port)
+            port = await _listen(runner, "http", http.host, http.port, tls)
             await control.listen(runner)
             await agent.start()
+            if tls is not None:
+                agent.supervisor.daemon("certificates", _followed(tls))
             if settings.peer.host is not None:
                 peers = _runner(agent.peer_application())
                 await peers.setup()
-                peer_port = await _listen(peers, "peer", settings.peer.host, settings.peer.port)
+                peer_port = await _listen(peers, "peer", settings.peer.host, settings.peer.port, tls)
                 agent.peer_port(peer_port)
             _announce(settings, port, peer_port)
             await agent.supervisor.stopping.wait()
@@ -125,8 +132,15 @@ def _runner(application: web.Application) -> web.AppRunner:
     )
 
 
-async def _listen(runner: web.AppRunner, section: str, host: str, port: int) -> int:
-    site = web.TCPSite(runner, host, port)
+async def _followed(tls: LiveContext) -> None:
+    """A listener's context is made once: new files are looked for."""
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.to_thread(tls)
+
+
+async def _listen(runner: web.AppRunner, section: str, host: str, port: int, tls: LiveContext | None) -> int:
+    site = web.TCPSite(runner, host, port, ssl_context=None if tls is None else tls())
     try:
         await site.start()
     except OSError as error:
@@ -137,9 +151,10 @@ async def _listen(runner: web.AppRunner, section: str, host: str, port: int) -> 
 
 def _announce(settings: AgentSettings, port: int, peer_port: int) -> None:
     # One line on stdout, so that whoever started us with port 0 can learn the port.
-    peer = f"peer=http://{settings.peer.host}:{peer_port} " if peer_port else ""
+    scheme = "https" if settings.tls.used else "http"
+    peer = f"peer={scheme}://{settings.peer.host}:{peer_port} " if peer_port else ""
     sys.stdout.write(
         f"kvist-agent {__version__} ready: replica={settings.replica} socket={settings.socket} "
-        f"http=http://{settings.http.host}:{port} {peer}at={time.time():.3f}\n"
+        f"http={scheme}://{settings.http.host}:{port} {peer}at={time.time():.3f}\n"
     )
     sys.stdout.flush()

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 * 1024 * 1024
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _OPEN_PATHS = (names.PATH_HEALTHZ, names.PATH_READYZ)
+# Of no use to whoever has no token, and asked by scrapers and the operator, which have no certificate.
+_FIGURES = (names.PATH_METRICS, names.PATH_STATS)
 # Questions that are POSTs because of their bodies.
 _READ_PATHS = (names.PATH_LOOKUP,)
 
@@ -101,6 +103,8 @@ class Api:
     @web.middleware
     async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path not in _OPEN_PATHS and not _local(request):
+            if self._access.certificates and request.path not in _FIGURES and not certified(request):
+                return _error(401, "a client certificate of a CA in tls.ca_file is needed", None)
             scope = self._access.scope(request.headers.get("Authorization", ""))
             if scope is None:
                 return _error(401, "missing or wrong bearer token", "Authorization")
@@ -176,6 +180,12 @@ class Api:
         finally:
             feed.leave(name, reader)
         return response
+
+
+def certified(request: web.Request) -> bool:
+    """Whether who asks has shown a certificate; one that is not believed ends the handshake."""
+    found = request.get_extra_info("ssl_object")
+    return found is not None and bool(found.getpeercert())
 
 
 def _local(request: web.Request) -> bool:

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from kvist_connector import names
 from kvist_connector.agent.access import Access, Scope
+from kvist_connector.agent.http import certified
 from kvist_connector.agent.selection import RequestError
 from kvist_connector.agent.shelf import Opened, Shelf
 from kvist_connector.errors import TierError
@@ -87,6 +88,9 @@ class PeerApi:
     @web.middleware
     async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         self._consumed(request.protocol)
+        if self._access.certificates and not certified(request):
+            self.counts["peer_refused"] += 1
+            return web.Response(status=401, text="a client certificate of a CA in tls.ca_file is needed")
         # Chunks are what prompts were made into: whoever may read them may do everything.
         if self._access.scope(request.headers.get("Authorization", "")) is not Scope.ADMIN:
             self.counts["peer_refused"] += 1

@@ -13,6 +13,7 @@ from kvist_connector.tiers.base import ChunkStore
 from kvist_connector.tiers.deadline import DeadlineStore
 from kvist_connector.tiers.peer import PeerStore, Transfer
 from kvist_connector.tiers.peer_http import HttpTransfer
+from kvist_connector.tls import LiveContext
 
 _FAILURES: Final = 3
 
@@ -24,10 +25,11 @@ class Peers:
     settings: PeerSettings
     roster: Roster
     token: Callable[[], str] | None
+    tls: LiveContext | None = None
 
     def connect(self, url: str) -> Transfer:
         """For one errand; to be closed."""
-        return HttpTransfer(url, self.token, 1, self.settings.deadline)
+        return HttpTransfer(url, self.token, 1, self.settings.deadline, self.tls)
 
     def store(self) -> AnyoneStore:
         """Over all of them; it follows the roster. Nothing is connected yet."""
@@ -39,7 +41,7 @@ class Peers:
     def _open(self, url: str) -> ChunkStore:
         connections = self.settings.concurrency + 1  # one for questions
         return DeadlineStore(
-            PeerStore(HttpTransfer(url, self.token, connections, self.settings.deadline)),
+            PeerStore(HttpTransfer(url, self.token, connections, self.settings.deadline, self.tls)),
             self.settings.deadline,
             failures=_FAILURES,
             pause=self.settings.pause,

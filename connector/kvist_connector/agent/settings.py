@@ -16,6 +16,7 @@ from kvist_connector.agent.redis_settings import RedisSettings
 from kvist_connector.quantity import Quantity
 from kvist_connector.settings import FileLocation, Settings
 from kvist_connector.tiers.coding import Compression
+from kvist_connector.tls import MutualTls
 
 OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "file")
 # What a subscriber can connect to; ZMQ itself says no more than "invalid argument".
@@ -132,6 +133,7 @@ class AgentSettings(Settings):
     object_store: ObjectStoreSettings = Field(default_factory=ObjectStoreSettings)
     peer: PeerSettings = Field(default_factory=PeerSettings)
     encryption: EncryptionSettings = Field(default_factory=EncryptionSettings)
+    tls: MutualTls = Field(default_factory=MutualTls)
     http: HttpSettings = HttpSettings(host="127.0.0.1", port=names.PORT_AGENT, token_file=None)
     kv_events: str | None = Field(
         None,

@@ -18,10 +18,11 @@ START_SECONDS = 30.0
 class AgentProcess:
     """`start` returns when the agent is ready."""
 
-    def __init__(self, process: asyncio.subprocess.Process, folder: Path, url: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, folder: Path, announced: str) -> None:
         self._process = process
         self.folder = folder
-        self.url = url
+        self.announced = announced
+        self.url = announced.split("http=")[1].split()[0]
 
     @property
     def socket(self) -> Path:
@@ -48,7 +49,7 @@ class AgentProcess:
         if "http=" not in line:
             _, errors = await process.communicate()
             raise RuntimeError(f"the agent did not start: {errors.decode()}")
-        return cls(process, folder, line.split("http=")[1].split()[0])
+        return cls(process, folder, line)
 
     async def get(self, path: str, **headers: str) -> tuple[int, Any]:
         """Status and JSON (or text) of a GET."""

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import httptools
 
 from kvist_connector.tiers.pieces import PIECE_BYTES
+from kvist_connector.tls import LiveContext
 
 _HEAD_BYTES: Final = 16 * 1024
 # A body that nobody wanted is read away up to this, so that the connection can be kept.
@@ -32,8 +33,8 @@ class Answer(NamedTuple):
 class Connection:
     """`used`: whether it has answered before, so that its server may have closed it meanwhile."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
+    def __init__(self, sock: socket.socket | None = None) -> None:
+        self._plain = sock
         self._loop = asyncio.get_running_loop()
         self._early = memoryview(b"")  # of the body, came with the head
         self._left = 0  # bytes of the body not received yet
@@ -64,12 +65,12 @@ class Connection:
     async def ask(self, request: bytes) -> Answer:
         """Send a request, receive the head of its answer. Raises OSError, or ValueError for what is none."""
         self.answered = False
-        await self._loop.sock_sendall(self._socket, request)
+        await self._send(request)
         buffer, got, end = bytearray(_HEAD_BYTES), 0, -1
         while end < 0:
             if got == _HEAD_BYTES:
                 raise ValueError(f"the head of an answer is longer than {_HEAD_BYTES} bytes")
-            count = await self._loop.sock_recv_into(self._socket, memoryview(buffer)[got:])
+            count = await self._recv_into(memoryview(buffer)[got:])
             if not count:
                 raise ConnectionResetError("the connection was closed")
             self.answered = True
@@ -103,6 +104,17 @@ class Connection:
         """End it."""
         self._socket.close()
 
+    @property
+    def _socket(self) -> socket.socket:
+        assert self._plain is not None, "there is none"
+        return self._plain
+
+    async def _send(self, data: bytes) -> None:
+        await self._loop.sock_sendall(self._socket, data)
+
+    async def _recv_into(self, view: memoryview) -> int:
+        return await self._loop.sock_recv_into(self._socket, view)
+
     async def _some(self, view: memoryview) -> int:
         if self._early.nbytes:
             count = min(self._early.nbytes, view.nbytes)
@@ -110,11 +122,41 @@ class Connection:
             self._early = self._early[count:]
         else:
             # Not more at a time: the copy holds the loop.
-            count = await self._loop.sock_recv_into(self._socket, view[:PIECE_BYTES])
+            count = await self._recv_into(view[:PIECE_BYTES])
             if not count:
                 raise ConnectionResetError(f"the connection was closed {self._left} bytes before the end")
         self._left -= count
         return count
+
+
+class TlsConnection(Connection):
+    """The same under TLS, whose bytes are unpacked in between and so are copied."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        super().__init__()
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open_tls(cls, host: str, port: int, tls: LiveContext) -> TlsConnection:
+        """Raises OSError, also for a certificate that is not believed."""
+        reader, writer = await asyncio.open_connection(
+            host, port, ssl=tls(), server_hostname=tls.name, limit=PIECE_BYTES
+        )
+        return cls(reader, writer)
+
+    def close(self) -> None:
+        """See Connection."""
+        self._writer.transport.abort()
+
+    async def _send(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def _recv_into(self, view: memoryview) -> int:
+        data = await self._reader.read(view.nbytes)
+        view[: len(data)] = data
+        return len(data)
 
 
 class _Headers:

@@ -18,7 +18,8 @@ from kvist_connector import names
 from kvist_connector.errors import ConfigError, TierError
 from kvist_connector.protocol.peer import CONTENT_TYPE, MAX_BODY_BYTES, Question, Sizes
 from kvist_connector.tiers.peer import Transfer
-from kvist_connector.tiers.peer_connection import Answer, Connection
+from kvist_connector.tiers.peer_connection import Answer, Connection, TlsConnection
+from kvist_connector.tls import LiveContext
 
 _REASONS: Final = {
     401: "refuses the token: give both agents the same http.token_file",
@@ -27,11 +28,20 @@ _REASONS: Final = {
 
 
 class HttpTransfer(Transfer):
-    """`url` of a peer port, `token` of the cluster. Nothing is connected before the first call."""
+    """`url` of a peer port, `token` of the cluster. Nothing is connected before the first call.
+
+    With `tls` connections have it, whatever scheme the address is written with.
+    """
 
     def __init__(
-        self, url: str, token: Callable[[], str] | None, connections: int, connect_timeout: float
+        self,
+        url: str,
+        token: Callable[[], str] | None,
+        connections: int,
+        connect_timeout: float,
+        tls: LiveContext | None = None,
     ) -> None:
+        self._tls = tls
         self._url = url.rstrip("/")
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port or names.PORT_PEER
@@ -122,6 +132,8 @@ class HttpTransfer(Transfer):
     async def _connected(self) -> Connection:
         try:
             async with asyncio.timeout(self._connect_timeout):
+                if self._tls is not None:
+                    return await TlsConnection.open_tls(self._host, self._port, self._tls)
                 return await Connection.open(self._host, self._port)
         except TimeoutError as error:
             raise OSError(f"no connection within {self._connect_timeout:g} s") from error

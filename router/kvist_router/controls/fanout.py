@@ -44,7 +44,11 @@ class FanOut:
             async with (
                 self._slots,
                 self._session.post(
-                    replica.agent + path, json=body, headers=headers, timeout=self._timeout
+                    replica.agent + path,
+                    json=body,
+                    headers=headers,
+                    timeout=self._timeout,
+                    **self._link.security(),
                 ) as answer,
             ):
                 return _said(answer.status, await answer.json())

@@ -78,7 +78,8 @@ class SliceList(msgspec.Struct, frozen=True):
 class Slices:
     """The slices as of `version`."""
 
-    def __init__(self, found: SliceList) -> None:
+    def __init__(self, found: SliceList, agent_scheme: str = "http") -> None:
+        self._agent_scheme = agent_scheme
         self._slices = {item.metadata.name: item for item in found.items or ()}
         self.version = found.metadata.resource_version
         self.problem = ""
@@ -117,7 +118,7 @@ class Slices:
             if ENGINE_PORT not in ports:
                 self.problem = f"EndpointSlice {item.metadata.name} has no port named {ENGINE_PORT!r}: add it"
                 continue
-            agent = f"http://{address}:{ports[AGENT_PORT]}" if AGENT_PORT in ports else None
+            agent = f"{self._agent_scheme}://{address}:{ports[AGENT_PORT]}" if AGENT_PORT in ports else None
             values = {"name": name, "url": f"http://{address}:{ports[ENGINE_PORT]}", "agent": agent}
             try:
                 replica = validate(ReplicaSettings, values, f"EndpointSlice {item.metadata.name}")

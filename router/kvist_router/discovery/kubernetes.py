@@ -55,7 +55,9 @@ class KubernetesSource:
         service: str,
         random: Random,
         pace: Pace = Pace(),
+        agent_scheme: str = "http",
     ) -> None:
+        self._agent_scheme = agent_scheme
         self._api = api
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
         self._selector = {"labelSelector": f"kubernetes.io/service-name={service}"}
@@ -86,7 +88,8 @@ class KubernetesSource:
             self._pause = min(self._pace.longest_pause, 2 * self._pause)
 
     async def _list(self) -> Slices:
-        return Slices(msgspec.json.decode(await self._api.get(self._path, self._selector), type=SliceList))
+        found = msgspec.json.decode(await self._api.get(self._path, self._selector), type=SliceList)
+        return Slices(found, self._agent_scheme)
 
     async def _events(self, slices: Slices) -> AsyncIterator[bool]:
         """Apply the events of one watch; true for those that change replicas."""

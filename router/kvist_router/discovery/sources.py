@@ -22,18 +22,23 @@ def source(
 ) -> Source:
     """Raises ConfigError where a pod's own facts are needed, and this is none."""
     if settings.kubernetes.service:
-        return _kubernetes(settings.kubernetes, session, environment)
+        scheme = "https" if settings.agent.tls.used else "http"
+        return _kubernetes(settings.kubernetes, session, environment, scheme)
     if settings.replicas_file is not None:
         return FileSource(settings.replicas_file, settings.replicas)
     return StaticSource(settings.replicas)
 
 
 def _kubernetes(
-    settings: KubernetesSettings, session: aiohttp.ClientSession, environment: Mapping[str, str]
+    settings: KubernetesSettings,
+    session: aiohttp.ClientSession,
+    environment: Mapping[str, str],
+    agent_scheme: str,
 ) -> KubernetesSource:
     access = Access(settings.server or _own_server(environment), settings.token_file, settings.ca_file)
     namespace = settings.namespace or _own_namespace()
-    return KubernetesSource(KubernetesApi(session, access), namespace, settings.service, Random())
+    api = KubernetesApi(session, access)
+    return KubernetesSource(api, namespace, settings.service, Random(), agent_scheme=agent_scheme)
 
 
 def _own_server(environment: Mapping[str, str]) -> str:

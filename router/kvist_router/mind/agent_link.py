@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from kvist_connector.tls import LiveContext
 from kvist_router.errors import FeedError
 
 
@@ -15,6 +17,11 @@ class AgentLink:
 
     reader: str
     token_file: Path | None = None
+    tls: LiveContext | None = None
+
+    def security(self) -> dict[str, Any]:
+        """Arguments of a request by which TLS is spoken to agents that have it."""
+        return {} if self.tls is None else {"ssl": self.tls(), "server_hostname": self.tls.name}
 
     async def headers(self) -> dict[str, str]:
         """Of one request. The token is read anew: it changes when its Secret is rotated. Raises FeedError."""

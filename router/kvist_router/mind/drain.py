@@ -53,6 +53,7 @@ class DrainAcknowledger:
                 f"{replica.agent}{names.PATH_DRAIN_ACKNOWLEDGE}",
                 json=body,
                 headers=headers,
+                **self._link.security(),
                 timeout=self._timeout,
             ) as answer:
                 return "" if answer.status == 200 else f"status {answer.status}"

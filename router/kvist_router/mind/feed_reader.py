@@ -74,6 +74,7 @@ class FeedReader:
                 f"{replica.agent}{names.PATH_FEED}",
                 params={"reader": self._link.reader, "acknowledges": "1"},
                 headers=await self._link.headers(),
+                **self._link.security(),
                 timeout=self._timeout,
             ) as response:
                 if response.status == 401:
