@@ -24,7 +24,7 @@ BENCHES = (
     "miss",
     "router",
     "idle",
-    "copy",
+    "arena",
     "tiers",
     "operator",
     "routing",
@@ -94,12 +94,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", choices=BENCHES, help="run this bench alone; repeatable")
     parser.add_argument("--trace", type=Path, action="append", default=[], metavar="FILE",
                         help=f"public trace for {' and '.join(ON_TRACES)}; may be given again")  # fmt: skip
+    parser.add_argument("--lmcache", type=Path, metavar="PROGRAM", help="for arena and tiers")
     parser.add_argument("--dynamo", type=Path, metavar="PYTHON", help="Python with ai-dynamo, for routing")
     parser.add_argument("--output", type=Path, default=Path("docs/benchmarks.md"), help="page to write")
     given = parser.parse_args(argv)
     flags = [f"--{name}" for name in ("check", "quick") if getattr(given, name)]
     traces = [word for path in given.trace for word in ("--trace", str(path))]
     more = dict.fromkeys(ON_TRACES, traces)
+    if given.lmcache is not None:
+        more["arena"] = more["tiers"] = ["--lmcache", str(given.lmcache)]
     if given.dynamo is not None:
         more["routing"] = [*traces, "--dynamo", str(given.dynamo)]
     with tempfile.TemporaryDirectory(prefix="kvist-bench-") as folder:

@@ -1,218 +1,92 @@
-"""Lower tiers through the envelope, against the plainest way to move the same bytes to the same server.
+"""Lower tiers against the plainest way to move the same bytes to the same files and servers.
 
-    python -m bench.tiers [--json FILE] [--check] [--quick]
+    python -m bench.tiers [--json FILE] [--check] [--quick] [--lmcache PROGRAM]
 
-Sixteen chunks of SmolLM2-135M (5.9 MB each, 94 MB) are put and got, as many at a time as an agent does:
-header, checksum, breaker and metering included. The peers run in threads and do nothing else: plain
-files for disk, for Redis a blocking socket that sends SET and receives GET into the buffer, for S3
-http.client with presigned addresses. The other figure is how long the event loop was held at worst:
-the lookups of all requests wait for it.
+Sixteen chunks of SmolLM2-135M (5.9 MB each, 94 MB) are put and got through the envelope, eight at a time:
+header, checksum, breaker and metering included. Beside them, in the same rounds and as many at a time: plain
+writes and reads of whole files with the same flags, redis-py and obstore as they are, and a download over
+sendfile from a process that does nothing else. The other figure is how long the event loop was held at
+worst: the lookups of all requests wait for it. LMCache's figures are those of its own `bench l2`.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import http.client
-import socket
+import mmap
+import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Final
 
-import obstore
-from obstore.store import S3Store
-
-from bench import harness
+from bench import harness, lmcache
 from bench.harness import Goal, Options, Result, Table, estimate
+from bench.tier_servers import AT_ONCE, CHUNK_BYTES, CHUNKS, Tier, tiers
+from bench.tier_ways import Way
 from kvist_connector.testing import services
-from kvist_connector.tiers.base import ChunkStore
-from kvist_connector.tiers.deadline import DeadlineStore
-from kvist_connector.tiers.disk import DiskStore
-from kvist_connector.tiers.envelope import EnvelopeStore
-from kvist_connector.tiers.metered import MeteredStore
-from kvist_connector.tiers.object_backend import Bucket, open_backend
-from kvist_connector.tiers.object_store import ObjectStore
-from kvist_connector.tiers.redis import RedisStore
-from kvist_connector.tiers.redis_server import RedisServer
+from kvist_connector.testing.fake_engine import content
 
-CHUNKS, CHUNK_BYTES, AT_ONCE, PEERS = 16, 30 * 8 * 24_576, 8, 4
-FINGERPRINT = b"b" * 32
-GOAL, STALL_GOAL = 0.5, 0.02
-
-
-class Peer(Protocol):
-    """Moves one named chunk; called from several threads."""
-
-    def put(self, name: str, data: memoryview) -> None:
-        """Store it."""
-
-    def get(self, name: str, into: memoryview) -> None:
-        """Fill the buffer."""
-
-
-@dataclass(frozen=True)
-class Tier:
-    """A store and its peer."""
-
-    name: str
-    store: EnvelopeStore
-    peer: Peer
-
-
-class Files:
-    """Plain files."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def put(self, name: str, data: memoryview) -> None:
-        """See Peer."""
-        (self._folder / name).write_bytes(data)
-
-    def get(self, name: str, into: memoryview) -> None:
-        """See Peer."""
-        with (self._folder / name).open("rb", buffering=0) as file:
-            position = 0
-            while count := file.readinto(into[position:]):
-                position += count
-
-
-class RawRedis:
-    """A connection a call; nothing is parsed but the length."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-
-    def put(self, name: str, data: memoryview) -> None:
-        """See Peer."""
-        with socket.create_connection(("127.0.0.1", self._port)) as connection:
-            head = f"*3\r\n$3\r\nSET\r\n${len(name)}\r\n{name}\r\n${len(data)}\r\n"
-            connection.sendall(head.encode())
-            connection.sendall(data)
-            connection.sendall(b"\r\n")
-            connection.recv(16)
-
-    def get(self, name: str, into: memoryview) -> None:
-        """See Peer."""
-        with socket.create_connection(("127.0.0.1", self._port)) as connection:
-            connection.sendall(f"*2\r\n$3\r\nGET\r\n${len(name)}\r\n{name}\r\n".encode())
-            connection.recv(len(f"${len(into)}\r\n"), socket.MSG_WAITALL)
-            connection.recv_into(into, len(into), socket.MSG_WAITALL)
-
-
-class RawS3:
-    """Presigned requests."""
-
-    def __init__(self, server: services.S3Process) -> None:
-        self._server = server
-        backend = open_backend(_bucket(server))
-        assert isinstance(backend, S3Store)
-        self._backend = backend
-
-    def put(self, name: str, data: memoryview) -> None:
-        """See Peer."""
-        self._request("PUT", name, data).read()
-
-    def get(self, name: str, into: memoryview) -> None:
-        """See Peer."""
-        answer, position = self._request("GET", name, None), 0
-        while count := answer.readinto(into[position:]):
-            position += count
-
-    def _request(
-        self, method: Literal["GET", "PUT"], name: str, body: memoryview | None
-    ) -> http.client.HTTPResponse:
-        url = obstore.sign(self._backend, method, name, timedelta(minutes=5))
-        connection = http.client.HTTPConnection("127.0.0.1", self._server.port)
-        connection.request(method, "/" + url.split("/", 3)[3], body)
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise RuntimeError(f"{method} {name}: status {answer.status}")
-        return answer
-
-
-def _bucket(server: services.S3Process) -> Bucket:
-    return Bucket(server.url, endpoint=server.endpoint, credentials_file=server.credentials_file)
-
-
-@asynccontextmanager
-async def tiers(folder: Path, threads: ThreadPoolExecutor) -> AsyncIterator[list[Tier]]:
-    """Those that this machine has the servers for."""
-
-    def wrapped(store: ChunkStore) -> EnvelopeStore:
-        limited = DeadlineStore(store, 60.0, most=AT_ONCE)
-        return EnvelopeStore(MeteredStore(limited, lambda *figures: None), threads)
-
-    (folder / "plain").mkdir()
-    disk = await DiskStore.open(folder / "disk", 1 << 40, "none", threads)
-    found = [Tier("disk", wrapped(disk), Files(folder / "plain"))]
-    servers: list[services.Server] = []
-    if services.redis_binary() is not None:
-        redis = services.RedisProcess(folder / "redis")
-        servers.append(redis)
-        await redis.start()
-        store = wrapped(RedisStore(RedisServer(redis.url, connections=AT_ONCE + 4)))
-        found.append(Tier("redis", store, RawRedis(redis.port)))
-    if services.s3_binary() is not None:
-        s3 = services.S3Process(folder / "s3")
-        servers.append(s3)
-        await s3.start()
-        found.append(Tier("s3", wrapped(ObjectStore(open_backend(_bucket(s3)), s3.url, threads)), RawS3(s3)))
-    try:
-        yield found
-    finally:
-        for tier in found:
-            await tier.store.inner.close()
-        for server in servers:
-            await server.stop()
+GOAL: Final = 0.8
+STALL_GOAL: Final = 0.02
+LMCACHE_TIERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "disk": ("fs", {"type": "fs"}),
+    "disk, direct": ("fs, O_DIRECT", {"type": "fs", "use_odirect": True}),
+    "redis": ("resp", {"type": "resp", "host": "127.0.0.1"}),
+}
 
 
 async def one_round(
-    tier: Tier, round_: int, data: Sequence[memoryview], threads: ThreadPoolExecutor
+    tier: Tier, number: int, data: Sequence[memoryview], into: Sequence[memoryview]
 ) -> dict[str, float]:
-    """Seconds of ours and the peer's, and the loop's worst stall during ours."""
-    targets = [memoryview(bytearray(CHUNK_BYTES)) for _ in data]
+    """Seconds of ours and the plain way, and the loop's worst stall during ours."""
     # Fresh keys in every round: a put of what is there would send nothing.
-    keys = [bytes([round_, number]) * 8 for number in range(len(data))]
+    keys = [bytes([number]) * 15 + bytes([index]) for index in range(CHUNKS)] if tier.writable else tier.keys
+    expected = data if tier.writable else [memoryview(content(key, 0, CHUNK_BYTES)) for key in keys]
     seconds: dict[str, float] = {}
+
+    async def measured(way: Way, label: str) -> None:
+        if tier.writable:
+            seconds[f"{label}put"] = await timed(
+                lambda pair: way.put(*pair), list(zip(keys, data, strict=True))
+            )
+        found: dict[bytes, Any] = {}
+
+        async def get(pair: tuple[bytes, memoryview]) -> None:
+            found[pair[0]] = await way.get(*pair)
+
+        seconds[f"{label}get"] = await timed(get, list(zip(keys, into, strict=True)))
+        if any(found[key] != view for key, view in zip(keys, expected, strict=True)):
+            raise RuntimeError(f"{tier.name}: other bytes came back")
+        if tier.writable:
+            for key in keys:
+                await way.delete(key)
 
     async def ours() -> None:
         async with watched(seconds):
-            seconds["put"] = await timed(
-                tier.store.put_if_absent([view], fingerprint=FINGERPRINT, key=key, parent=bytes(16), index=0)
-                for key, view in zip(keys, data, strict=True)
-            )
-            seconds["get"] = await timed(
-                tier.store.get(FINGERPRINT, key, [target]) for key, target in zip(keys, targets, strict=True)
-            )
+            await measured(tier.ours, "")
 
     async def theirs() -> None:
-        for name, call, buffers in (
-            ("peer put", tier.peer.put, data),
-            ("peer get", tier.peer.get, targets),
-        ):
-            began = time.perf_counter()
-            work = [threads.submit(call, f"{round_}-{n}", buffer) for n, buffer in enumerate(buffers)]
-            await asyncio.gather(*map(asyncio.wrap_future, work))
-            seconds[name] = time.perf_counter() - began
+        await measured(tier.plain, "plain ")
 
-    for work in (ours, theirs) if round_ % 2 else (theirs, ours):
+    for work in (ours, theirs) if number % 2 else (theirs, ours):
         await work()
-        if any(bytes(target) != bytes(view) for target, view in zip(targets, data, strict=True)):
-            raise RuntimeError(f"{tier.name}: other bytes came back")
     return seconds
 
 
-async def timed(work: Iterable[Awaitable[object]]) -> float:
-    """Seconds until all of it is done."""
+async def timed(act: Callable[[tuple[bytes, memoryview]], Awaitable[object]], pairs: Iterable[Any]) -> float:
+    """Seconds for all of them, AT_ONCE at a time."""
+    queue = iter(pairs)
+
+    async def work() -> None:
+        for pair in queue:
+            await act(pair)
+
     began = time.perf_counter()
-    await asyncio.gather(*work)
+    await asyncio.gather(*(work() for _ in range(AT_ONCE)))
     return time.perf_counter() - began
 
 
@@ -239,50 +113,112 @@ async def watched(seconds: dict[str, float]) -> AsyncIterator[None]:
         seconds["stall"] = worst
 
 
-async def measure(rounds: int) -> dict[str, list[dict[str, float]]]:
-    """By tier, every round's figures."""
-    data = [memoryview(bytes([number + 1]) * CHUNK_BYTES) for number in range(CHUNKS)]
+async def measure(options: Options) -> tuple[dict[str, list[dict[str, float]]], dict[str, dict[str, float]]]:
+    """By tier: every round's figures, and LMCache's MB/s."""
+    # Whole pages of their own, as slots of an arena are.
+    data = [memoryview(mmap.mmap(-1, CHUNK_BYTES)) for _ in range(CHUNKS)]
+    into = [memoryview(mmap.mmap(-1, CHUNK_BYTES)) for _ in range(CHUNKS)]
+    for view in data:
+        view[:] = os.urandom(CHUNK_BYTES)
     found: dict[str, list[dict[str, float]]] = {}
-    with (
-        tempfile.TemporaryDirectory(prefix="kvist-bench-") as folder,
-        ThreadPoolExecutor(4) as threads,
-        ThreadPoolExecutor(PEERS) as peers,
-    ):
-        async with tiers(Path(folder), threads) as present:
-            for round_ in range(rounds + 1):
+    theirs: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory(prefix="kvist-bench-") as folder:
+        async with AsyncExitStack() as stack:
+            present = await tiers(Path(folder), stack, options.extra.only)
+            for number in range(options.rounds(9, 2) + 1):
                 for tier in present:
-                    seconds = await one_round(tier, round_, data, peers)
-                    if round_:  # the first opens connections and touches pages
+                    seconds = await one_round(tier, number, data, into)
+                    if number:  # the first opens connections and touches pages
                         found.setdefault(tier.name, []).append(seconds)
-    return found
+            if options.extra.lmcache:
+                for tier in present:
+                    if tier.name in LMCACHE_TIERS:
+                        theirs[tier.name] = _lmcache(options.extra.lmcache, Path(folder), tier)
+    return found, theirs
 
 
 def run(options: Options) -> Result:
-    """Lower tiers against plain ways to the same servers."""
-    found = asyncio.run(measure(options.rounds(7, 2)))
+    """Lower tiers against plain ways to the same files and servers."""
+    found, theirs = asyncio.run(measure(options))
     size = CHUNKS * CHUNK_BYTES / 1e6
-    rows, goals, figures = [], [], {}
+    goals: list[Goal] = []
+    figures: dict[str, float] = {}
+    rows = []
     for name, rounds in found.items():
         cells = [name]
         for way in ("put", "get"):
-            ratio = estimate([each[f"peer {way}"] / each[way] for each in rounds])
-            speed = estimate([size / each[way] for each in rounds])
-            peer = estimate([size / each[f"peer {way}"] for each in rounds])
-            cells += [f"{speed.median:.0f}", f"{peer.median:.0f}", str(ratio)]
-            figures[f"{name} {way} MB/s"] = speed.median
-            interval = (ratio.low, ratio.high)
-            goals.append(Goal(f"{name} {way} / peer", ratio.median, GOAL, at_least=True, interval=interval))
+            cells += _cells(name, way, size, rounds, goals, figures)
         stall = estimate([each["stall"] for each in rounds])
         figures[f"{name} loop stall ms"] = 1000 * stall.median
         goals.append(Goal(f"{name} loop stall", stall.median, STALL_GOAL, unit=" s"))
         rows.append((*cells, f"{1000 * stall.median:.1f}"))
-    columns = ("tier", "put MB/s", "peer", "ratio", "get MB/s", "peer", "ratio", "loop held ms")
-    note = f"{CHUNKS} chunks of {CHUNK_BYTES / 1e6:.1f} MB; ratio: our speed over the peer's, in pairs"
-    table = Table("Lower tiers", columns, tuple(rows), note)
-    headline = ", ".join(f"{key} {value:.0f}" for key, value in figures.items())
-    missing = services.missing()
-    return Result(headline, (table,), figures, tuple(goals), (missing,) if missing else ())
+    columns = ("tier", "put MB/s", "plain", "ratio", "get MB/s", "plain", "ratio", "loop held ms")
+    note = (
+        f"{CHUNKS} chunks of {CHUNK_BYTES / 1e6:.1f} MB, {AT_ONCE} at a time; ratio: our speed over the plain"
+        " way's, in pairs. Files are read from the page cache, but for direct ones."
+    )
+    tables = [Table("Lower tiers", columns, tuple(rows), note)]
+    tables += [_beside(theirs, figures)] if theirs else []
+    absent = [services.missing()] if services.missing() else []
+    absent += [] if options.extra.lmcache else [lmcache.ABSENT]
+    worst = min(goal.value for goal in goals if goal.at_least)
+    return Result(
+        f"tiers run at {worst:.0%} of the plain way's speed or better",
+        tuple(tables),
+        figures,
+        tuple(goals),
+        tuple(absent),
+    )
+
+
+def _cells(
+    name: str,
+    way: str,
+    size: float,
+    rounds: Sequence[dict[str, float]],
+    goals: list[Goal],
+    figures: dict[str, float],
+) -> list[str]:
+    if way not in rounds[0]:
+        return ["", "", ""]
+    ratio = estimate([each[f"plain {way}"] / each[way] for each in rounds])
+    speed = estimate([size / each[way] for each in rounds]).median
+    plain = estimate([size / each[f"plain {way}"] for each in rounds]).median
+    figures |= {f"{name} {way} MB/s": speed, f"{name} {way} plain MB/s": plain}
+    interval = (ratio.low, ratio.high)
+    goals.append(Goal(f"{name} {way} / plain", ratio.median, GOAL, at_least=True, interval=interval))
+    return [f"{speed:.0f}", f"{plain:.0f}", f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"]
+
+
+def _lmcache(program: Path, folder: Path, tier: Tier) -> dict[str, float]:
+    _, adapter = LMCACHE_TIERS[tier.name]
+    where = {"port": tier.port} if tier.port else {"base_path": str(folder / "lmcache-l2")}
+    return lmcache.tier_bench(program, folder, adapter | where, CHUNKS, CHUNK_BYTES // 1024)
+
+
+def _beside(theirs: dict[str, dict[str, float]], figures: dict[str, float]) -> Table:
+    rows = []
+    for name, found in theirs.items():
+        cells = [name, LMCACHE_TIERS[name][0]]
+        for way, operation in (("put", "Store"), ("get", "Load")):
+            speed = found.get(operation)
+            cells += [f"{figures[f'{name} {way} MB/s']:.0f}", "failed" if speed is None else f"{speed:.0f}"]
+            if speed is not None:
+                figures[f"{name} {way}, LMCache MB/s"] = speed
+        rows.append(tuple(cells))
+    return Table(
+        f"Beside LMCache {lmcache.VERSION}",
+        ("tier", "its adapter", "put MB/s", "its store", "get MB/s", "its load"),
+        tuple(rows),
+        f"`lmcache bench l2`, {CHUNKS} keys of the same size at once, means of three rounds, on the same disk"
+        " and server, after our rounds.",
+    )
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    lmcache.add_argument(parser)
+    parser.add_argument("--only", action="append", help="this tier alone; repeatable")
 
 
 if __name__ == "__main__":
-    sys.exit(harness.main("tiers", run))
+    sys.exit(harness.main("tiers", run, _arguments))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -95,6 +96,7 @@ async def _serve(settings: AgentSettings) -> int:
                 await peers.setup()
                 peer_port = await _listen(peers, "peer", settings.peer.host, settings.peer.port, tls)
                 agent.peer_port(peer_port)
+            _settle_collector()
             _announce(settings, port, peer_port)
             await agent.supervisor.stopping.wait()
             _end_within(settings.shutdown_deadline + _CLOSING)
@@ -107,6 +109,13 @@ async def _serve(settings: AgentSettings) -> int:
             control.remove()
             await agent.close()
     return _EXIT_FAILED if agent.supervisor.failed else 0
+
+
+def _settle_collector() -> None:
+    """Whole collections are rare: they walk the books of every chunk, and lookups wait meanwhile."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
 
 
 def _end_within(seconds: float) -> None:

@@ -1,17 +1,20 @@
 """Copies between pages in host memory and the arena.
 
 Loads run on a thread of their own, layer by layer, so that layer i+1 is copied while
-the engine computes layer i; numpy releases the GIL while it copies. Stores are gathered
+the engine computes layer i; the GIL is released while bytes move. Stores are gathered
 straight into the slot on the caller's thread: one copy, and pages are never held.
+What is larger than the caches goes past them (streaming.py), the rest by numpy.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,18 +22,24 @@ import numpy.typing as npt
 from kvist_connector.errors import KvistError
 from kvist_connector.transfer.arena_view import ArenaView
 from kvist_connector.transfer.base import PageCopier
+from kvist_connector.transfer.page_jobs import PageJobs
 from kvist_connector.transfer.pages import PageTable
 from kvist_connector.transfer.plan import Piece
+from kvist_connector.transfer.streaming import Jobs, StreamingCopy, streaming_copy
 
+log = logging.getLogger(__name__)
 Bytes = npt.NDArray[np.uint8]
 Pages = npt.NDArray[np.void]
 Rows = slice | npt.NDArray[np.intp]
 LAYER_TIMEOUT = 60.0  # seconds; a copy of one layer takes milliseconds, so this is a hang
+# About what a core's own cache holds. What is smaller may be found there by whoever reads it next.
+STREAMED_BYTES: Final = 4 * 1024 * 1024
 
 
 @dataclass
 class _Load:
     pieces: list[tuple[Rows, Bytes]]  # page rows, and the slot's bytes [layers, blocks, page]
+    jobs: Jobs | None = None  # by layer; None: by numpy
     layers_done: int = 0
     error: Exception | None = None
     seconds: float = 0.0
@@ -40,8 +49,11 @@ class _Load:
 class CpuCopier(PageCopier):
     """For engines whose KV pages are in host memory."""
 
-    def __init__(self, table: PageTable) -> None:
+    def __init__(self, table: PageTable, streamed_bytes: int = STREAMED_BYTES) -> None:
         self._table = table
+        self._streamed_bytes = streamed_bytes
+        self._stream: StreamingCopy | None = None
+        self._page_jobs: PageJobs | None = None
         self._pages: list[tuple[Bytes, ...]] = [
             tuple(part.numpy() for part in layer.parts) for layer in table.layers
         ]
@@ -53,14 +65,18 @@ class CpuCopier(PageCopier):
         self._thread.start()
 
     def attach(self, arena: ArenaView | None) -> None:
+        self._page_jobs = None
         if arena is None:
             self._slots = None
             return
         g = arena.geometry
         self._slots = arena.slots.reshape(g.slots, g.layers, g.blocks, g.layer_bytes // g.blocks)
+        if self._slots.nbytes >= self._streamed_bytes:  # else no copy can be large
+            self._prepare_streams(PageJobs(self._pages, self._slots))
 
     def start_load(self, pieces: Sequence[Piece]) -> None:
         self._load = _Load([(_rows(piece.pages), self._blocks(piece)) for piece in pieces])
+        self._load.jobs = self._streamed(pieces, storing=False)
         self._jobs.put(self._load)
 
     def wait_layer(self, layer: int) -> None:
@@ -86,15 +102,35 @@ class CpuCopier(PageCopier):
         return load.seconds
 
     def store(self, pieces: Sequence[Piece], done: Callable[[], None]) -> None:
-        for piece in pieces:
-            rows, blocks = _rows(piece.pages), self._blocks(piece)
-            for layer, parts in enumerate(self._pages):
-                _gather(parts, rows, blocks[layer])
+        jobs = self._streamed(pieces, storing=True)
+        if jobs is not None and self._stream is not None:
+            self._stream(jobs)
+        else:
+            for piece in pieces:
+                rows, blocks = _rows(piece.pages), self._blocks(piece)
+                for layer, parts in enumerate(self._pages):
+                    _gather(parts, rows, blocks[layer])
         done()
 
     def close(self) -> None:
         self._jobs.put(None)
         self._thread.join(LAYER_TIMEOUT)
+
+    def _prepare_streams(self, jobs: PageJobs) -> None:
+        self._stream = self._stream or streaming_copy()
+        if self._stream is not None and jobs.possible:
+            self._page_jobs = jobs
+            return
+        cause = "no llvmlite for this processor" if self._stream is None else "pages lie at odd addresses"
+        log.info("Kvist copies through the processor's caches, which is slower: %s", cause)
+
+    def _streamed(self, pieces: Sequence[Piece], storing: bool) -> Jobs | None:
+        """The jobs of a copy that is worth it."""
+        pages = sum(len(piece.pages) for piece in pieces)
+        size = pages * self._table.page_bytes * len(self._pages)
+        if self._page_jobs is None or size < self._streamed_bytes:
+            return None
+        return self._page_jobs.jobs(pieces, storing)
 
     def _blocks(self, piece: Piece) -> Bytes:
         assert self._slots is not None  # Transfer copies only with an arena attached
@@ -108,8 +144,11 @@ class CpuCopier(PageCopier):
         for layer, parts in enumerate(self._opaque):
             began = time.perf_counter()
             try:
-                for rows, blocks in load.pieces:
-                    _scatter(parts, rows, blocks[layer])
+                if load.jobs is not None and self._stream is not None:
+                    self._stream(load.jobs[layer])
+                else:
+                    for rows, blocks in load.pieces:
+                        _scatter(parts, rows, blocks[layer])
             except (IndexError, ValueError) as error:
                 with load.changed:
                     load.error = error
