@@ -96,7 +96,7 @@ def test_addresses_that_are_not_of_one_group_are_refused(redis, words):
         cluster(cache={"remote": {"redis": redis}})
 
 
-@pytest.mark.parametrize("codec", ["auto", "zstd"])
+@pytest.mark.parametrize("codec", ["auto", "zstd", "fp8"])
 def test_the_codec_is_told_to_every_tier_that_there_is(codec):
     found = flags(agent(cluster(cache=BOTH | {"compression": {"codec": codec}})))
     told = {name: value for name, value in found.items() if name.endswith(".compression")}
@@ -105,6 +105,30 @@ def test_the_codec_is_told_to_every_tier_that_there_is(codec):
     assert found["--disk.compression"] == codec
     managed = {"remote": {"redis": {"managed": {}}}, "compression": {"codec": codec}}
     assert not any(name.endswith(".compression") for name in flags(agent(cluster(cache=managed))))
+
+
+def test_a_tier_may_have_a_codec_of_its_own():
+    codecs = {"codec": "zstd", "redis": "none", "objectStore": "fp8"}
+    found = flags(agent(cluster(cache=BOTH | {"disk": {"size": "1Gi"}, "compression": codecs})))
+    told = {name: value for name, value in found.items() if name.endswith(".compression")}
+    assert told == {"--disk.compression": "zstd", "--object-store.compression": "fp8"}
+
+
+CALLS = {"lookupDeadline": "200ms", "deadline": "3s", "pause": "1m", "concurrency": 32}
+
+
+def test_deadlines_reach_the_agent_and_are_its_own_otherwise():
+    remote = {"redis": REDIS | CALLS, "objectStore": STORE | CALLS}
+    disk = {"size": "1Gi", "deadline": "5s"}
+    argv = agent(cluster(cache={"remote": remote, "disk": disk, "lookupDeadline": "2s"})).argv[3:]
+    parser = argparse.ArgumentParser()
+    add_flags(parser, AgentSettings)
+    settings = load(AgentSettings, parser.parse_args(argv), {}, "X_")
+    assert (settings.lookup_deadline, settings.disk.deadline) == (2, 5)
+    for tier in (settings.redis, settings.object_store):
+        assert (tier.lookup_deadline, tier.deadline, tier.pause, tier.concurrency) == (0.2, 3, 60, 32)
+    found = flags(agent(cluster(cache=BOTH | {"disk": {"size": "1Gi"}})))
+    assert not any("deadline" in name or "pause" in name or "concurrency" in name for name in found)
 
 
 def test_without_a_codec_nothing_is_told():

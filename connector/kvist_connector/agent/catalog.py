@@ -41,6 +41,7 @@ class Chunk(msgspec.Struct, eq=False, gc=False):
     used: float = 0.0
     epoch: int | None = None  # of retirement when it was computed (retired.py); None: its tier knows
     pinned: bool = False
+    lossy: frozenset[Tier] = frozenset()  # the places where its values are rounded
 
 
 @dataclass(slots=True, eq=False)
@@ -150,6 +151,10 @@ class Catalog:
         """A copy of the chunk was computed at this epoch; the oldest copy counts."""
         chunk.epoch = epoch if chunk.epoch is None else min(chunk.epoch, epoch)
 
+    def mark(self, chunk: Chunk, tier: Tier, lossy: bool) -> None:
+        """Whether the copy in this tier has rounded values."""
+        chunk.lossy = self._places(chunk.lossy | {tier} if lossy else chunk.lossy - {tier})
+
     def pin(self, chunk: Chunk) -> None:
         """Keep the chunk from eviction in every tier it is in or enters; pinning twice is nothing."""
         if not chunk.pinned:
@@ -209,6 +214,7 @@ class Catalog:
             self._detach(chunk)
         else:
             chunk.ref = None
+            self.mark(chunk, Tier.MEMORY, False)
         self._left(chunk, Tier.MEMORY)
         return None if chunk.leases else ref
 
@@ -218,6 +224,7 @@ class Catalog:
         if chunk is None or tier not in chunk.below:
             return
         chunk.below = self._places(chunk.below - {tier})
+        self.mark(chunk, tier, False)
         if key in self._tiers[tier]:
             self._tiers[tier].remove(key)
         if chunk.ref is not None:
@@ -331,6 +338,7 @@ class Catalog:
             heir = Chunk(chunk.key, chunk.parent, chunk.index, chunk.size)
             heir.below, chunk.below = chunk.below, frozenset()
             heir.epoch, heir.pinned, chunk.pinned = chunk.epoch, chunk.pinned, False
+            heir.lossy = self._places(chunk.lossy - {Tier.MEMORY})
             self._chunks[chunk.key] = heir
             self.tag(heir, chunk.tags)
 

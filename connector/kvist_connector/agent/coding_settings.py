@@ -11,7 +11,8 @@ from kvist_connector.settings import Settings
 
 COMPRESSION: Final = (
     "none (default): chunks are stored as they are; zstd: byte planes of 16-bit values, losslessly; "
-    "auto: zstd while reads were measured to end earlier with it"
+    "auto: zstd while reads were measured to end earlier with it; fp8: LOSSY, values are rounded to "
+    "float8_e4m3 and the model's answers change; the agent's chunks are kept apart from exact ones"
 )
 
 

@@ -69,7 +69,9 @@ class Controls:
             chunk = self._core.catalog.get(key)
             tags = {"tags": chunk.tags} if chunk is not None and chunk.tags else {}
             pinned = {"pinned": True} if self._pins.holds(key) else {}
-            chunks.append({"key": key.hex(), "tiers": [tier.label for tier in tiers]} | tags | pinned)
+            rounded = [tier.label for tier in tiers if chunk is not None and tier in chunk.lossy]
+            lossy = {"lossy": rounded} if rounded else {}
+            chunks.append({"key": key.hex(), "tiers": [tier.label for tier in tiers]} | tags | pinned | lossy)
         layout = self._core.memory.layout
         tokens = hit * (layout.chunk_tokens if layout is not None else 0)
         return {
@@ -152,8 +154,11 @@ class Controls:
 
     def _tier(self, tier: Tier) -> dict[str, Any]:
         index = self._core.catalog.index(tier)
-        problem = {"problem": self._lower[tier].problem} if tier in self._lower else {}
-        return problem | {
+        below: dict[str, Any] = {}
+        if tier in self._lower:
+            lower = self._lower[tier]
+            below = {"problem": lower.problem, "compression": msgspec.to_builtins(lower.coding.state)}
+        return below | {
             "chunks": len(index),
             "bytes": index.bytes,
             "stored_bytes": self._stored_bytes(tier),

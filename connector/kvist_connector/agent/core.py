@@ -76,8 +76,10 @@ class Core:
     sessions: set[Session] = field(default_factory=set)
     engine_load: EngineLoad = field(default_factory=EngineLoad)
     draining: bool = False  # see drain.py
-    # Why chunks of so many bytes cannot be stored in some tier; empty when they can.
-    unstorable: Callable[[int], str] = lambda size: ""
+    # Why chunks of a layout cannot be stored in some tier; empty when they can.
+    unstorable: Callable[[Layout], str] = lambda layout: ""
+    # The layout as this agent announces it.
+    announced: Callable[[Layout], Layout] = lambda layout: layout
 
     def __post_init__(self) -> None:
         self._evicted: list[bytes] = []
@@ -170,11 +172,11 @@ class Core:
 
     # ---- layouts
 
-    def _register(self, session: Session, layout: Layout) -> None:
+    def _register(self, session: Session, offered: Layout) -> None:
+        layout = self.announced(offered)
         users = self.members.users(session, self.sessions)
         verdict = judge(self.memory.layout, layout, users, self.memory.size)
-        size = layout.ranks * layout.layers * layout.layer_bytes
-        problem = self.unstorable(size) if self.memory.enabled else ""
+        problem = self.unstorable(layout) if self.memory.enabled else ""
         if verdict.step is Verdict.REFUSE or problem:
             session.refuse(problem or verdict.reason)
             return

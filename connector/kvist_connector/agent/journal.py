@@ -35,6 +35,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, tag=True):
     index: int
     tags: tuple[str, ...] = ()
     epoch: int = 0
+    lossy: bool = False
 
 
 class Owner(msgspec.Struct, frozen=True, array_like=True, tag=True):

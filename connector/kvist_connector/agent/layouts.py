@@ -1,13 +1,21 @@
-"""Whether a worker's layout may use this agent: a decision without side effects."""
+"""Whether a worker's layout may use this agent, and as what: decisions without side effects."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Final
+
+import msgspec
+from blake3 import blake3
 
 from kvist_connector.agent.arena_file import describe_minimum
 from kvist_connector.arena.geometry import slots_that_fit
 from kvist_connector.protocol.engine import Geometry, Layout
+
+FINGERPRINT_BYTES: Final = 32
+_LOSSY: Final = "lossy_tiers"  # in a layout's description
 
 
 class Step(Enum):
@@ -62,6 +70,32 @@ def judge(current: Layout | None, offered: Layout, users: int, memory: int) -> V
             "engine, or stop the other engine first",
         )
     return Verdict(Step.FORMAT)
+
+
+def announced(layout: Layout, lossy: bool) -> Layout:
+    """The layout as this agent knows and announces it.
+
+    Where a tier rounds, KV differs for equal tokens, and so does what is computed after it was loaded: it
+    is of another fingerprint, so that nobody who wants exact KV finds any of it.
+    """
+    if not lossy:
+        return layout
+    fingerprint = blake3(b"kvist fp8" + layout.fingerprint).digest(FINGERPRINT_BYTES)
+    description = layout.description | {_LOSSY: "fp8"}
+    return msgspec.structs.replace(layout, fingerprint=fingerprint, description=description)
+
+
+def is_lossy(layout: Layout) -> bool:
+    """Whether it was announced by an agent one of whose tiers rounds."""
+    return _LOSSY in layout.description
+
+
+def unroundable(layout: Layout, lossy: Sequence[str]) -> str:
+    """Why chunks of this layout cannot be rounded as these settings want it; empty when they can."""
+    if not lossy or layout.values.known:
+        return ""
+    problem = layout.values.problem or "the engine's connector does not say what its KV is"
+    return f"{lossy[0]}: 'fp8' is not possible: {problem}: use zstd there"
 
 
 def _malformed(layout: Layout) -> str:

@@ -334,7 +334,9 @@ class Loader:
             current = self._catalog.get(key)
             loaded = header is not None and current is not None and current.ref is None
             if header is not None and current is not None and loaded and self._memory.owns(ref):
-                self._memory.commit(ref, key, header.parent, current.index, header.tags, header.retire_epoch)
+                self._memory.commit(
+                    ref, key, header.parent, current.index, header.tags, header.retire_epoch, header.lossy
+                )
                 self._lease_to_waiting(key)
             else:
                 self._memory.discard(ref)

@@ -20,10 +20,11 @@ from kvist_connector.agent.busy import Busy
 from kvist_connector.agent.catalog import Catalog, Chunk
 from kvist_connector.agent.speed import Speed
 from kvist_connector.errors import IntegrityError, StorageFull, TierError
+from kvist_connector.protocol.engine import Values
 from kvist_connector.protocol.tiers import Tier
-from kvist_connector.tiers.coding import Compression
+from kvist_connector.tiers.coding import Coding, Compression
 from kvist_connector.tiers.deadline import LateAnswerError
-from kvist_connector.tiers.envelope import EnvelopeStore, ForeignChunk, Header, LockedChunk
+from kvist_connector.tiers.envelope import EnvelopeStore, ForeignChunk, Header, LockedChunk, LossyChunk
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,15 @@ class LowerTier(ABC):
     async def asked(self) -> None:
         """Return when more is known; at once while nothing is being found out."""
         await self._answering.asked()
+
+    @property
+    def coding(self) -> Coding:
+        """How chunks are stored there."""
+        return self._store.coding
+
+    def describe(self, values: Values) -> None:
+        """What the bytes of the chunks mean that are stored from now on."""
+        self._store.describe(values)
 
     @property
     def closed(self) -> bool:
@@ -202,7 +212,9 @@ class LowerTier(ABC):
             return Stored.REFUSED
         if fingerprint == self._fingerprint:
             size = self._store.stored_at_most(sum(part.nbytes for part in parts))
-            self._enter(chunk.key, chunk.parent, chunk.index, size)
+            entered = self._enter(chunk.key, chunk.parent, chunk.index, size)
+            rounds = self.coding.compression == "fp8"
+            self._catalog.mark(entered, self.tier, rounds or Tier.MEMORY in chunk.lossy)
         return Stored.WRITTEN if written else Stored.PRESENT
 
     async def header(self, chunk: Chunk) -> Header | None:
@@ -278,6 +290,7 @@ class LowerTier(ABC):
             index=chunk.index,
             tags=chunk.tags,
             retire_epoch=chunk.epoch or 0,
+            lossy=Tier.MEMORY in chunk.lossy,
         )
 
     def _is_here(self, chunk: Chunk) -> bool:
@@ -288,12 +301,12 @@ class LowerTier(ABC):
         return self._catalog.enter_below(self.tier, key, parent, index, size, self._clock())
 
     def _spoiled(self, key: bytes, error: IntegrityError) -> None:
-        locked = isinstance(error, LockedChunk)
-        cause = "foreign" if isinstance(error, ForeignChunk) else "corrupt"
-        self._count("locked" if locked else cause, error)
+        causes = {LockedChunk: "locked", LossyChunk: "lossy", ForeignChunk: "foreign"}
+        self._count(causes.get(type(error), "corrupt"), error)
         self._catalog.leave_below(self.tier, key)
-        # Others may have the key of a shared chunk; what is only ours nobody can read.
-        if not locked or not self._store.inner.capabilities.shared:
+        # Others may have use for a shared chunk; what is only ours nobody can read.
+        of_others = isinstance(error, LockedChunk | LossyChunk)
+        if not of_others or not self._store.inner.capabilities.shared:
             self._delete_soon(key, self._fingerprint)
 
     def _delete_soon(self, key: bytes, fingerprint: bytes) -> None:

@@ -44,6 +44,8 @@ class MemoryTier:
         self._slots: SlotTable | None = None
         self.authority = Authority()
         self._fresh: deque[Chunk] = deque()  # each under one lease of ours
+        # Whether chunks that an earlier agent kept under a layout are still wanted.
+        self.keeps: Callable[[Layout], bool] = lambda layout: True
         self.geometry: Geometry | None = None
         self.layout: Layout | None = None
 
@@ -79,7 +81,9 @@ class MemoryTier:
             return 0
         geometry, fingerprint, _ = found
         layout, entries = self._journal.read()
-        if layout is None or layout.fingerprint != fingerprint or geometry != geometry_of(layout, self.size):
+        if layout is None or not self.keeps(layout):
+            return 0
+        if layout.fingerprint != fingerprint or geometry != geometry_of(layout, self.size):
             return 0
         self.layout, self.geometry = layout, geometry
         self.authority.revision = layout.description.get("revision", "")
@@ -155,16 +159,18 @@ class MemoryTier:
         index: int,
         tags: tuple[str, ...] = (),
         epoch: int = 0,
+        lossy: bool = False,
     ) -> Chunk:
         """A filled slot becomes a cached chunk; the key must not be in memory yet."""
         slots = self._table()
         known = self._catalog.get(key)
         tags = merge_tags(known.tags if known is not None else (), tags)
-        self._journal.append(Entry(ref, key, parent, index, tags, epoch))
+        self._journal.append(Entry(ref, key, parent, index, tags, epoch, lossy))
         slots.commit(ref, key, index)
         chunk = self._catalog.enter_memory(key, parent, index, self.chunk_bytes, ref, self._clock())
         self._catalog.tag(chunk, tags)
         self._catalog.age(chunk, epoch)
+        self._catalog.mark(chunk, Tier.MEMORY, lossy)
         self.lease(chunk)
         self._fresh.append(chunk)
         self.settle_fresh(max(1, slots.size // _FRESH_SHARE))
@@ -285,6 +291,7 @@ class MemoryTier:
             )
             self._catalog.tag(chunk, entry.tags)
             self._catalog.age(chunk, entry.epoch)
+            self._catalog.mark(chunk, Tier.MEMORY, entry.lossy)
         return list(kept.values())
 
     def _entries(self) -> list[Entry]:
@@ -295,4 +302,5 @@ class MemoryTier:
 
 
 def _entry(chunk: Chunk, ref: SlotRef) -> Entry:
-    return Entry(ref, chunk.key, chunk.parent, chunk.index, chunk.tags, chunk.epoch or 0)
+    lossy = Tier.MEMORY in chunk.lossy
+    return Entry(ref, chunk.key, chunk.parent, chunk.index, chunk.tags, chunk.epoch or 0, lossy)

@@ -115,6 +115,7 @@ class _StateCollector(Collector):
         for tier, lower in self._lower.items():
             answers.add_metric([tier.label], int(not lower.problem))
         yield answers
+        yield from self._codings()
         slots = GaugeMetricFamily(
             "kvist_agent_slots", "Slots of the arena by state", labels=[names.LABEL_STATE]
         )
@@ -122,6 +123,32 @@ class _StateCollector(Collector):
         for state, count in (table.counts() if table is not None else {}).items():
             slots.add_metric([state], count)
         yield slots
+
+    def _codings(self) -> Iterator[Metric]:
+        on = GaugeMetricFamily(
+            "kvist_agent_tier_compresses",
+            "1 while chunks are compressed, by the rule or as auto has found it faster",
+            labels=[names.LABEL_TIER],
+        )
+        ratio = GaugeMetricFamily(
+            "kvist_agent_tier_compression_ratio",
+            "Stored by raw bytes of the chunks compressed lately",
+            labels=[names.LABEL_TIER],
+        )
+        rates = GaugeMetricFamily(
+            "kvist_agent_tier_coding_bytes_per_second",
+            "What compression is decided by, of one chunk: write, unpack, read_plain and read_packed",
+            labels=[names.LABEL_TIER, names.LABEL_OPERATION],
+        )
+        for tier, lower in self._lower.items():
+            state = lower.coding.state
+            on.add_metric([tier.label], int(state.compresses))
+            ratio.add_metric([tier.label], state.ratio)
+            rates.add_metric([tier.label, "write"], state.write_bytes_per_second)
+            rates.add_metric([tier.label, "unpack"], state.unpack_bytes_per_second)
+            rates.add_metric([tier.label, "read_plain"], state.plain_read_bytes_per_second)
+            rates.add_metric([tier.label, "read_packed"], state.packed_read_bytes_per_second)
+        yield from (on, ratio, rates)
 
     def _gauges(self) -> Iterator[Metric]:
         core = self._core

@@ -87,6 +87,7 @@ class OwnTier(LowerTier):
             chunk = self._enter(key, header.parent, header.index, size)
             self._catalog.tag(chunk, header.tags)
             self._catalog.age(chunk, header.retire_epoch)
+            self._catalog.mark(chunk, self.tier, header.lossy)
 
     def drop_all(self) -> tuple[int, int]:
         """See LowerTier."""
@@ -249,6 +250,7 @@ class OwnTier(LowerTier):
                 checksum=b"",
                 tags=chunk.tags,
                 retire_epoch=chunk.epoch or 0,
+                lossy=self.tier in chunk.lossy,
             )
             self._foreign[key] = (node.size, header)
         self._catalog.leave_below(self.tier, key)

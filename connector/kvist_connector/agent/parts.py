@@ -22,6 +22,7 @@ from kvist_connector.agent.gpu_index import GpuIndex
 from kvist_connector.agent.grants import Grants
 from kvist_connector.agent.handover import Handover
 from kvist_connector.agent.journal import Journal
+from kvist_connector.agent.layouts import announced, is_lossy, unroundable
 from kvist_connector.agent.leases import LeaseBook
 from kvist_connector.agent.loads import Loader
 from kvist_connector.agent.lower import LowerTier
@@ -123,7 +124,9 @@ def build(
     own = {tier: found for tier, found in lower.items() if isinstance(found, OwnTier)}
     quotas = Quotas(memory, catalog, own, clock)
     core = Core(memory, catalog, loader, members, epoch, busy.idle, quotas)
-    core.unstorable = lambda size: _too_large(size, lower)
+    core.unstorable = lambda layout: unroundable(layout, settings.lossy) or _too_large(layout, lower)
+    core.announced = lambda layout: announced(layout, bool(settings.lossy))
+    memory.keeps = lambda layout: is_lossy(layout) == bool(settings.lossy)
     catalog.weigh_by(_weigher(core, lower))
     gpu, feed = _index_and_feed(settings, core, lower)
     events = GpuEvents(settings.kv_events, settings.kv_events_replay, gpu) if settings.kv_events else None
@@ -200,7 +203,8 @@ def _lower(
     return found
 
 
-def _too_large(size: int, lower: Mapping[Tier, LowerTier]) -> str:
+def _too_large(layout: Layout, lower: Mapping[Tier, LowerTier]) -> str:
+    size = layout.ranks * layout.layers * layout.layer_bytes
     for tier, found in lower.items():
         if found.largest is not None and size > found.largest:
             return (
@@ -254,6 +258,7 @@ def _hooks(
         core.authority.revision = layout.description.get("revision", "")
         gpu.serve(layout)
         for tier in lower.values():
+            tier.describe(layout.values)
             tier.serve(layout.fingerprint)
         feed.renew()
 

@@ -162,6 +162,16 @@ class AgentSettings(Settings):
         0.0, ge=0, description="seconds without connections before the agent exits; 0 (default) = never"
     )
 
+    @property
+    def lossy(self) -> tuple[str, ...]:
+        """Settings by which chunks are stored rounded."""
+        tiers = {
+            "disk": self.disk.compression,
+            "redis": self.redis.compression,
+            "object_store": self.object_store.compression,
+        }
+        return tuple(f"{name}.compression" for name, rule in tiers.items() if rule == "fp8")
+
     @model_validator(mode="after")
     def _token_or_loopback_peers(self) -> AgentSettings:
         if self.peer.host is not None and self.http.token_file is None and not _is_loopback(self.peer.host):

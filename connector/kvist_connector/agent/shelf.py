@@ -110,6 +110,7 @@ class ArenaShelf:
                 checksum=digest,
                 tags=chunk.tags,
                 retire_epoch=chunk.epoch or 0,
+                lossy=Tier.MEMORY in chunk.lossy,
             )
         )
 

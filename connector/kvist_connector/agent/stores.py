@@ -50,11 +50,12 @@ async def open_stores(
         own = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
         store = await DiskStore.open(disk.path, disk.size, disk.fsync, own, owned=True, direct=disk.direct)
         found[Tier.DISK] = HangGuard(store, disk.deadline, _DISK_THREADS)
+    exact = not settings.lossy
     codings = {
-        Tier.DISK: Coding(disk.compression, keys),
-        Tier.PEER: Coding(),  # arenas hold chunks as they are
-        Tier.REDIS: Coding(settings.redis.compression, keys),
-        Tier.OBJECT: Coding(settings.object_store.compression, keys),
+        Tier.DISK: Coding(disk.compression, keys, exact=exact),
+        Tier.PEER: Coding(exact=exact),  # arenas hold chunks as they are
+        Tier.REDIS: Coding(settings.redis.compression, keys, exact=exact),
+        Tier.OBJECT: Coding(settings.object_store.compression, keys, exact=exact),
     }
     return {
         tier: EnvelopeStore(MeteredStore(found[tier], meter(tier)), threads, codings[tier])

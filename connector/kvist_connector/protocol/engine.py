@@ -19,11 +19,13 @@ Keys travel joined (`keys.split_keys`). Times are seconds, sizes bytes.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 PROTOCOL_VERSION = 1
+# Types of values that can be told apart from their bytes.
+VALUE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True):
@@ -57,6 +59,26 @@ class Geometry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     chunk_tokens: int
 
 
+class Values(msgspec.Struct, frozen=True, array_like=True):
+    """What the bytes of a chunk mean, as far as lossy compression needs it.
+
+    `run` values in a row lie within the K or the V of one head at one token; 0 when that cannot be told,
+    `problem` says why then.
+    """
+
+    dtype: str = ""
+    run: int = 0
+    problem: str = ""
+
+    @property
+    def known(self) -> bool:
+        """Whether every value can be told from its neighbours."""
+        return self.dtype in VALUE_BYTES and self.run > 0
+
+
+NO_VALUES: Final = Values()
+
+
 class Layout(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What a worker read from its real tensors; equal on all ranks, or the agent refuses."""
 
@@ -70,6 +92,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     block_tokens: int
     model: str
     description: dict[str, str]  # human-readable parts of the fingerprint, for `kvist status` and refusals
+    values: Values = NO_VALUES
 
 
 # ---- engine -> agent

@@ -19,6 +19,7 @@ from kvist_connector.agent.access import Access
 from kvist_connector.agent.agent import Agent
 from kvist_connector.agent.parts import Parts
 from kvist_connector.agent.settings import AgentSettings
+from kvist_connector.protocol.engine import Layout
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing.fake_engine import FakeEngine, prompt_keys
 
@@ -38,7 +39,8 @@ class WholeAgent:
         threads: ThreadPoolExecutor,
     ) -> None:
         self._agent = agent
-        self._socket = socket
+        self.socket = socket
+        self.folder = socket.parent
         self._client = client
         self._threads = threads
         self._stopped = False
@@ -46,8 +48,11 @@ class WholeAgent:
         self.engine: FakeEngine
 
     @classmethod
-    async def start(cls, folder: Path, **settings: Any) -> WholeAgent:
-        """`settings` are those of AgentSettings beside names and places, which are in the folder."""
+    async def start(cls, folder: Path, offered: Layout | None = None, **settings: Any) -> WholeAgent:
+        """`settings` are those of AgentSettings beside names and places, which are in the folder.
+
+        `offered`: the layout of the engine that is connected.
+        """
         values = {"replica": "test", "socket": folder / "s", "arena": folder / "arena", "memory": 1 << 20}
         threads = ThreadPoolExecutor(_THREADS)
         given = AgentSettings(**(values | settings))
@@ -67,13 +72,13 @@ class WholeAgent:
             raise
         assert agent.parts is not None
         whole = cls(agent, agent.parts, given.socket, client, threads)
-        whole.engine = await FakeEngine.start(given.socket)
+        whole.engine = await FakeEngine.start(given.socket, offered)
         return whole
 
     async def new_engine(self) -> None:
         """The engine ends, and another one connects."""
         await self.engine.stop()
-        self.engine = await FakeEngine.start(self._socket)
+        self.engine = await FakeEngine.start(self.socket)
 
     async def stats(self) -> dict[str, Any]:
         """The stats document."""

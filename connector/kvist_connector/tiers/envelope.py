@@ -16,6 +16,7 @@ from concurrent.futures import Executor
 import msgspec
 
 from kvist_connector.errors import IntegrityError, TierError
+from kvist_connector.protocol.engine import Values
 from kvist_connector.tiers.base import Buffer, ChunkStore, Item, Read, total_bytes
 from kvist_connector.tiers.coding import Coding, Compression
 from kvist_connector.tiers.header import (
@@ -24,6 +25,7 @@ from kvist_connector.tiers.header import (
     ForeignChunk,
     Header,
     LockedChunk,
+    LossyChunk,
     pack_header,
     unpack_header,
 )
@@ -35,6 +37,7 @@ __all__ = [
     "ForeignChunk",
     "Header",
     "LockedChunk",
+    "LossyChunk",
 ]
 
 _SCAN_BATCH = 64
@@ -49,6 +52,15 @@ class EnvelopeStore:
         self._threads = threads
         self._coding = coding or Coding()
         self._scoped = inner.capabilities.shared
+
+    @property
+    def coding(self) -> Coding:
+        """How its chunks are stored, and what was measured of that."""
+        return self._coding
+
+    def describe(self, values: Values) -> None:
+        """What the bytes of the chunks mean from now on."""
+        self._coding.values = values
 
     @property
     def largest(self) -> int | None:
@@ -100,6 +112,7 @@ class EnvelopeStore:
         index: int,
         tags: tuple[str, ...] = (),
         retire_epoch: int = 0,
+        lossy: bool = False,
     ) -> bool:
         """Store a chunk; false when it was stored before."""
         size = total_bytes(parts)
@@ -114,6 +127,7 @@ class EnvelopeStore:
             checksum=b"",
             tags=tags,
             retire_epoch=retire_epoch,
+            lossy=lossy,
         )
         header, body = await asyncio.get_running_loop().run_in_executor(
             self._threads, self._coding.encode, plain, parts

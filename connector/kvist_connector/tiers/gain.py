@@ -31,6 +31,11 @@ class Reads:
     seconds: float = 0.0
     count: int = 0
 
+    @property
+    def rate(self) -> float:
+        """Raw bytes a second; 0 before a read."""
+        return 1 / self.seconds if self.seconds else 0.0
+
     def add(self, raw: int, seconds: float) -> Reads:
         """One more read."""
         new = seconds / max(raw, 1)

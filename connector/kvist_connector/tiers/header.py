@@ -14,6 +14,7 @@ import msgspec
 import xxhash
 
 from kvist_connector.errors import IntegrityError
+from kvist_connector.protocol.engine import NO_VALUES, Values
 from kvist_connector.protocol.tags import MAX_TAG_BYTES, tag_bytes
 from kvist_connector.tiers.base import Buffer
 
@@ -34,6 +35,10 @@ class LockedChunk(IntegrityError):  # noqa: N818 - a state, not a fault
     """The chunk is encrypted, and not by a key that this agent has."""
 
 
+class LossyChunk(IntegrityError):  # noqa: N818 - a state, not a fault
+    """The chunk's values were rounded by fp8, and whoever reads it wants them as they were computed."""
+
+
 class Header(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What a stored chunk says about itself."""
 
@@ -49,6 +54,8 @@ class Header(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     key_id: str = ""  # of the encryption key
     tags: tuple[str, ...] = ()
     retire_epoch: int = 0
+    lossy: bool = False  # it went through fp8, here or before it was stored here
+    values: Values = NO_VALUES  # of a body in float8
 
 
 def pack_header(header: Header) -> bytes:

@@ -42,12 +42,16 @@ def _agent(cluster: CacheCluster, target: Target) -> Program:
     arguments = ["--replica", "$(replica)", "--socket", "$(path.socket)", "--arena", "$(path.arena)"]
     arguments += ["--memory", str(cache.memory), "--eviction", cache.eviction]
     arguments += ["--http.host", "$(host)", "--http.port", "$(port.agent)"]
+    if cache.lookup_deadline is not None:
+        arguments += ["--lookup-deadline", f"{cache.lookup_deadline:g}"]
     arguments += ["--kv-events", "ipc://$(path.events)"]
     arguments += ["--kv-events-replay", "ipc://$(path.replay)"]
     volumes = [Volume(VolumeKind.ARENA, cache.memory), Volume(VolumeKind.RUN)]
     if cache.disk is not None:
         arguments += ["--disk.path", "$(path.disk)", "--disk.size", str(cache.disk.size)]
         arguments += ["--disk.fsync", cache.disk.fsync]
+        if cache.disk.deadline is not None:
+            arguments += ["--disk.deadline", f"{cache.disk.deadline:g}"]
         volumes.append(Volume(VolumeKind.DISK, cache.disk.size, cache.disk.path))
     arguments += shared_arguments(cluster, managed=target.managed_redis)
     arguments += coding_arguments(cluster, managed=target.managed_redis)

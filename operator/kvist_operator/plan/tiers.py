@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from kvist_operator.spec import CacheCluster
 from kvist_operator.spec.base import SecretRef
 from kvist_operator.spec.cache import ObjectStore, Redis
+from kvist_operator.spec.tier_calls import TierCalls
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,15 @@ def external_secrets(cluster: CacheCluster) -> Mapping[str, SecretFile]:
 def coding_arguments(cluster: CacheCluster, *, managed: bool) -> list[str]:
     """How chunks are stored in the lower tiers that there are; `managed` as for `shared_arguments`."""
     cache = cluster.spec.cache
-    codec = cache.compression.codec
+    chosen = cache.compression
     tiers = {
-        "disk": cache.disk,
-        "redis": _redis_here(cluster, managed),
-        "object-store": cache.remote.object_store,
+        "disk": (cache.disk, chosen.disk),
+        "redis": (_redis_here(cluster, managed), chosen.redis),
+        "object-store": (cache.remote.object_store, chosen.object_store),
     }
     arguments = []
-    for name, tier in tiers.items():
+    for name, (tier, own) in tiers.items():
+        codec = own or chosen.codec
         if tier is not None and codec != "none":
             arguments += [f"--{name}.compression", codec]
     if cache.encryption.keys is not None:
@@ -96,7 +98,7 @@ def _redis(redis: Redis, ttl: float | None) -> list[str]:
         arguments += ["--redis.ca-file", "$(path.redis-ca)"]
     if ttl is not None:
         arguments += ["--redis.ttl", f"{ttl:g}"]
-    return arguments
+    return arguments + _calls("redis", redis)
 
 
 def _object_store(store: ObjectStore) -> list[str]:
@@ -107,4 +109,18 @@ def _object_store(store: ObjectStore) -> list[str]:
         arguments += ["--object-store.region", store.region]
     if store.credentials is not None:
         arguments += ["--object-store.credentials-file", "$(path.object-store-credentials)"]
+    return arguments + _calls("object-store", store)
+
+
+def _calls(name: str, tier: TierCalls) -> list[str]:
+    given = {
+        "lookup-deadline": tier.lookup_deadline,
+        "deadline": tier.deadline,
+        "pause": tier.pause,
+        "concurrency": tier.concurrency,
+    }
+    arguments = []
+    for setting, value in given.items():
+        if value is not None:
+            arguments += [f"--{name}.{setting}", f"{value:g}"]
     return arguments

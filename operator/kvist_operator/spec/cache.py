@@ -22,6 +22,7 @@ from kvist_operator.spec.base import (
 )
 from kvist_operator.spec.claim import CLAIM_SCHEMA
 from kvist_operator.spec.peers import Peers
+from kvist_operator.spec.tier_calls import TierCalls
 
 _REDIS_URL = r"^rediss?://([^\s:@/]+@)?[^\s@/]+(/[0-9]{1,3})?$"
 _BUCKET_URL = r"^(s3|s3a|gs|az|azure|abfs|abfss|adl|file)://[^\s]+$"
@@ -57,6 +58,13 @@ class Disk(Section):
         description="data: chunks survive a power cut. none: they survive a crash; checksums find the rest. "
         "Default: none.",
     )
+    deadline: Duration | None = Field(
+        default=None,
+        gt=0,
+        le=600,
+        description="Time after which reading or writing one chunk counts as hanging: the disk is left alone "
+        "until it has come back. Default: 30s.",
+    )
     volume_claim_template: Annotated[Overlay, WithJsonSchema(CLAIM_SCHEMA)] | None = Field(
         default=None,
         description="PersistentVolumeClaim spec with resources.requests.storage somewhat above size; it "
@@ -88,7 +96,7 @@ class Sentinel(Section):
     )
 
 
-class Redis(Section):
+class Redis(TierCalls):
     """Shared tier in Redis: managed or external."""
 
     model_config = rules(
@@ -148,7 +156,7 @@ class Redis(Section):
             raise ValueError("a Redis Cluster has database 0 only: leave the number out of urls")
 
 
-class ObjectStore(Section):
+class ObjectStore(TierCalls):
     """Shared tier in an object store."""
 
     url: BucketUrl = Field(description="Bucket and prefix, such as s3://bucket/prefix.")
@@ -185,13 +193,22 @@ class Remote(Section):
     )
 
 
-class Compression(Section):
-    """Lossless compression of what leaves memory."""
+Codec = Literal["none", "auto", "zstd", "fp8"]
 
-    codec: Literal["none", "auto", "zstd"] = Field(
+
+class Compression(Section):
+    """Compression of what leaves memory."""
+
+    codec: Codec = Field(
         default="none",
         description="Of disk, Redis and object store. none: as they are. zstd: byte planes of 16-bit values. "
-        "auto: zstd while a tier's reads were measured to end earlier with it. Default: none.",
+        "auto: zstd while a tier's reads were measured to end earlier with it. fp8: LOSSY, values are "
+        "rounded to float8_e4m3 and the model's answers change. Default: none.",
+    )
+    disk: Codec | None = Field(default=None, description="Of the disk tier instead. Default: codec.")
+    redis: Codec | None = Field(default=None, description="Of Redis instead. Default: codec.")
+    object_store: Codec | None = Field(
+        default=None, description="Of the object store instead. Default: codec."
     )
 
 
@@ -212,6 +229,20 @@ class Cache(Section):
         (
             f"!has(self.chunkTokens) || self.chunkTokens == {CHUNK_TOKENS}",
             f"this release stores chunks of {CHUNK_TOKENS} tokens: leave chunkTokens out",
+        ),
+        (
+            "!has(self.compression) || !has(self.compression.disk) || has(self.disk)",
+            "compression.disk is for a disk: name one, or leave it out",
+        ),
+        (
+            "!has(self.compression) || !has(self.compression.redis) || "
+            "(has(self.remote) && has(self.remote.redis))",
+            "compression.redis is for a Redis: name one, or leave it out",
+        ),
+        (
+            "!has(self.compression) || !has(self.compression.objectStore) || "
+            "(has(self.remote) && has(self.remote.objectStore))",
+            "compression.objectStore is for an object store: name one, or leave it out",
         ),
     )
 
@@ -243,8 +274,27 @@ class Cache(Section):
         default="cost",
         description="cost: recompute time saved per byte. lru: oldest use first. Default: cost.",
     )
+    lookup_deadline: Duration | None = Field(
+        default=None,
+        gt=0,
+        le=600,
+        description="Time that a request waits at most for chunks from lower tiers before it is computed "
+        "from what is in memory. Default: 5s.",
+    )
     ttl: Duration | None = Field(
         default=None,
         description="Age after which Redis drops a chunk; an object store has lifecycle rules for that. "
         "Default: none, never by age.",
     )
+
+    @model_validator(mode="after")
+    def _codecs_of_tiers_that_are_there(self) -> Self:
+        given, remote = self.compression, self.remote
+        for name, codec, tier, what in (
+            ("disk", given.disk, self.disk, "a disk"),
+            ("redis", given.redis, remote.redis, "a Redis"),
+            ("objectStore", given.object_store, remote.object_store, "an object store"),
+        ):
+            if codec is not None and tier is None:
+                raise ValueError(f"compression.{name} is for {what}: name one, or leave it out")
+        return self

@@ -33,12 +33,12 @@ from kvist_connector.engines.spawn import Reviver, SpawnSettings, ensure_agent
 from kvist_connector.engines.vllm.backends import describe_backends
 from kvist_connector.engines.vllm.config import EngineConfig, own_folder, read_config
 from kvist_connector.engines.vllm.fingerprint import GROUP, describe_engine, fingerprint
-from kvist_connector.engines.vllm.layout import describe, layer_index, read_pages
+from kvist_connector.engines.vllm.layout import describe, layer_index, read_pages, read_values
 from kvist_connector.engines.vllm.metadata import StepPlan
 from kvist_connector.engines.vllm.scheduler import SchedulerHalf
 from kvist_connector.engines.vllm.worker import WorkerHalf
 from kvist_connector.errors import UnsupportedError
-from kvist_connector.protocol.engine import PROTOCOL_VERSION, Hello, Layout
+from kvist_connector.protocol.engine import NO_VALUES, PROTOCOL_VERSION, Hello, Layout, Values
 from kvist_connector.transfer.base import PageCopier
 from kvist_connector.transfer.pages import PageTable
 
@@ -147,7 +147,8 @@ class KvistConnector(KVConnectorBase_V1, SupportsHMA):
         layers = layer_index(kv_caches, table)
         backends = describe_backends(self._vllm_config, list(kv_caches))
         parts = describe_engine(self._vllm_config, self._config, describe(table), backends)
-        self._copying().register(make_copier(table), layers, engine_layout(self._config, table, parts))
+        layout = engine_layout(self._config, table, parts, read_values(kv_caches))
+        self._copying().register(make_copier(table), layers, layout)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         self._copying().begin_step()
@@ -224,7 +225,9 @@ def open_link(config: EngineConfig, socket: Path, revive: Callable[[], None] | N
     return AgentLink(client, inbox)
 
 
-def engine_layout(config: EngineConfig, table: PageTable, parts: dict[str, str]) -> Layout:
+def engine_layout(
+    config: EngineConfig, table: PageTable, parts: dict[str, str], values: Values = NO_VALUES
+) -> Layout:
     """What the agent needs of this rank."""
     return Layout(
         fingerprint=fingerprint(parts),
@@ -237,6 +240,7 @@ def engine_layout(config: EngineConfig, table: PageTable, parts: dict[str, str])
         block_tokens=config.block_tokens,
         model=config.model,
         description=parts,
+        values=values,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from kvist_connector.errors import UnsupportedError
+from kvist_connector.protocol.engine import VALUE_BYTES, Values
 from kvist_connector.transfer.pages import LayerPages, PageTable
 
 REMEDY = "start the engine without --kv-transfer-config, or report the model and backend"
@@ -54,11 +55,30 @@ def layer_pages(name: str, tensor: torch.Tensor, num_blocks: int) -> LayerPages:
     )
 
 
+def read_values(kv_caches: dict[str, torch.Tensor]) -> Values:
+    """What the bytes of a page mean, equal in all layers; where it cannot be told, why."""
+    found = [_values(name, tensor) for name, tensor in kv_caches.items()]
+    alike = all(values == found[0] for values in found)
+    return found[0] if found and alike else Values(problem="its layers have values of different kinds")
+
+
 def describe(table: PageTable) -> str:
     """What of the layout makes bytes differ, equal on ranks and machines with the same layout."""
     layer = table.layers[0]
     parts = "+".join(str(int(part.shape[1])) for part in layer.parts)
     return f"{len(table.layers)} layers of {table.blocks} pages of {parts} bytes"
+
+
+def _values(name: str, tensor: torch.Tensor) -> Values:
+    """`[blocks, heads, tokens, K and V]`, in any order, or K and V in a dimension of their own."""
+    dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+    if dtype not in VALUE_BYTES:
+        return Values(dtype, 0, f"layer {name} has KV of {dtype}, known are {', '.join(VALUE_BYTES)}")
+    joined = len(shape) == 4 and shape[-1] % 2 == 0
+    apart = len(shape) == 5 and 2 in shape[:-1]
+    if not (joined or apart) or tensor.stride(-1) != 1:
+        return Values(dtype, 0, f"layer {name} has KV of shape {shape}, not heads with K and V side by side")
+    return Values(dtype, shape[-1] // 2 if joined else shape[-1])
 
 
 def _rows(name: str, tensor: torch.Tensor, num_blocks: int) -> torch.Tensor:
