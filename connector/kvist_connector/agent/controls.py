@@ -131,6 +131,7 @@ class Controls:
             },
             "pinned": len(self._pins),
             "retire_epoch": core.authority.known.epoch,
+            "tenants": core.quotas.stats(),
             "pending_loads": core.loader.pending,
             "write_behind": {
                 "pending_chunks": self._writebehind.pending_chunks,

@@ -24,6 +24,7 @@ from kvist_connector.protocol.tiers import Tier
 MAX_TENANTS: Final = 4096  # remembered; of those heard of longest ago the next request reminds
 # Uses within so many seconds count as one, so that of a chain used at once its end goes first.
 ALIKE_SECONDS: Final = 16.0
+_SHOWN: Final = 256  # in stats
 _LOOKS: Final = 512  # chunks looked at for one that may go
 _LEAST_STORES: Final = 64  # between two counts of what a tenant holds
 _SHARE: Final = 8  # stores between two counts, as a share of what is held
@@ -91,6 +92,19 @@ class Quotas:
             tenant.held += 1
             tenant.stores -= 1
             heapq.heappush(tenant.order, _rank(chunk))
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """Tokens that tenants with a quota hold, and may hold; of those heard of last."""
+        layout = self._memory.layout
+        chunk_tokens = layout.chunk_tokens if layout is not None else 0
+        latest = list(self._tenants)[-_SHOWN:]
+        return {
+            name.removeprefix(TENANT): {
+                "tokens": self._catalog.count(name) * chunk_tokens,
+                "cache_tokens": self._tenants[name].limit,
+            }
+            for name in latest
+        }
 
     def _remember(self, name: str) -> _Tenant:
         tenant = self._tenants.setdefault(name, _Tenant())

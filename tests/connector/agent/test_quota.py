@@ -72,7 +72,12 @@ async def test_the_tenants_own_oldest_chunks_go_first(agent, engine) -> None:
     await seen(agent, engine)
     assert (held(agent, one), held(agent, two), held(agent, blue)) == (1, 3, 3)
     assert held(agent, one[:1]) == 1  # a chain goes from its end
-    assert agent.parts.controls.stats()["counters"]["quota_evicted"] == 2
+    stats = agent.parts.controls.stats()
+    assert stats["counters"]["quota_evicted"] == 2
+    assert stats["tenants"] == {
+        "blue": {"tokens": 3 * CHUNK_TOKENS, "cache_tokens": 100 * CHUNK_TOKENS},
+        "red": {"tokens": 4 * CHUNK_TOKENS, "cache_tokens": 4 * CHUNK_TOKENS},
+    }
     await agent.parts.lower[Tier.DISK].settled()
     assert agent.parts.controls.stats()["tiers"]["disk"]["chunks"] == 7
 
