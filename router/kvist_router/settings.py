@@ -120,7 +120,24 @@ class ModelSettings(Settings):
 class LimitSettings(Settings):
     """Bounds and deadlines, one per phase."""
 
-    body_bytes: int = Field(default=16 * 2**20, ge=1024, description="longest request body, bytes")
+    body_bytes: int = Field(default=128 * 2**20, ge=1024, description="longest request body, bytes")
+    body_memory_bytes: int = Field(
+        default=16 * 2**20,
+        ge=2**16,
+        le=48 * 2**20,
+        description="longer bodies pass through a file in the folder for temporary files; nothing of strings "
+        "over 1 MiB (pictures, sounds) is in memory, bytes",
+    )
+    bodies_memory_bytes: int = Field(
+        default=2**30,
+        ge=2**20,
+        description="memory for all bodies of a process together; above it requests are answered 503, bytes",
+    )
+    spool_bytes: int = Field(
+        default=8 * 2**30,
+        ge=0,
+        description="files for all long bodies of a process together; above it they are answered 503, bytes",
+    )
     head_bytes: int = Field(default=2**16, ge=1024, description="longest head of a request, bytes")
     head_seconds: float = Field(
         default=10.0, gt=0, description="deadline to receive a request's headers, seconds"

@@ -34,7 +34,7 @@ class RouterLimits(Section):
     """What a router accepts at once."""
 
     body: Quantity = Field(
-        default=16 * 1024**2, ge=1024, description="Largest request body, bytes. Default: 16Mi."
+        default=128 * 1024**2, ge=1024, description="Largest request body, bytes. Default: 128Mi."
     )
     concurrent_requests: int = Field(
         default=8192, ge=1, le=1_000_000, description="Requests in flight per router. Default: 8192."

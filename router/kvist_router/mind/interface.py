@@ -27,6 +27,7 @@ class Metadata(msgspec.Struct, frozen=True):
     id: str = ""  # set on a retry: the id of the first decision
     exclude: tuple[str, ...] = ()  # replicas that failed this request
     response: str = ""  # of a stored response: its id
+    skimmed: bool = False  # the body lacks its long strings, so nobody can tell its tokens
 
 
 class Decision(msgspec.Struct, frozen=True, tag=True, tag_field="answer"):

@@ -234,7 +234,7 @@ class LocalMind:
         if self._finder is not None:
             replicas = await self._finder.narrow(request, replicas)
         model = model_of(replicas[0], request.model)
-        prompts = await self.source.prompts(request, replicas[0].url)
+        prompts = await self.source.prompts(request, replicas[0].url, metadata.skimmed)
         # A drain may have begun meanwhile, and once we have acknowledged it nothing more may go there.
         replicas = [replica for replica in replicas if replica.takes] or replicas
         lengths = [len(prompt.packed) // TOKEN_BYTES for prompt in prompts.each]

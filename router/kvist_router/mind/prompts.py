@@ -96,10 +96,16 @@ class PromptSource:
         """Whether a chat request is one of those."""
         return bool(self._doubted) and not self._doubted.keys().isdisjoint(unusual(fields))
 
-    async def prompts(self, request: Request, url: str) -> Prompts:
-        """Packed tokens of every prompt; none, `unknown` and an estimate when nobody can say."""
+    async def prompts(self, request: Request, url: str, skimmed: bool = False) -> Prompts:
+        """Packed tokens of every prompt; none, `unknown` and an estimate when nobody can say.
+
+        `skimmed`: the request is without its long strings (relay/skim.py).
+        """
         if request.path in ("tokens", "stored"):
             return Prompts((), "none")
+        if skimmed:
+            self._metrics.remote_tokenize("long body")
+            return Prompts((), "unknown", estimated_tokens(request.fields))
         found, total = await self._known(request, url), _count(request)
         missing = total - len(found.each)
         if not missing:

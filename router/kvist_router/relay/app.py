@@ -18,7 +18,7 @@ from kvist_router.errors import Refused, UpstreamError
 from kvist_router.metrics import RelayMetrics
 from kvist_router.mind.interface import Decision, Metadata, Mind, Refusal, Report
 from kvist_router.relay import answers
-from kvist_router.relay.body import ClientGone, read_body
+from kvist_router.relay.body import Bodies, Body, ClientGone
 from kvist_router.relay.budget import RetryBudget
 from kvist_router.relay.continuation import continuable
 from kvist_router.relay.headers import (
@@ -58,9 +58,10 @@ class _Exchange:
     scope: Scope
     send: Send
     watch: Watch
-    body: bytes
+    body: bytes  # as the mind reads it
     metadata: Metadata
     started: float
+    whole: Body
     answered: bool = False  # status and headers are out
     story: Story | None = None  # of an answer that may go on at another replica
     continued: int = 0  # how often it did
@@ -84,6 +85,7 @@ class Relay:
         self._metrics = metrics
         self._budget = RetryBudget(limits.retry_ratio)
         self._dog = Watchdog()
+        self._bodies = Bodies()
         metrics.in_flight.set_function(lambda: len(self._dog))
         # Looked up once: finding a labelled series costs as much as counting in it.
         self._ttft = [metrics.ttft.labels(cache) for cache in ("cold", "warm")]
@@ -115,9 +117,11 @@ class Relay:
         answered = False
         with self._dog.watch(receive) as watch:
             watch.phase("body", self._limits.body_seconds)
-            body = await read_body(receive, headers, self._limits.body_bytes)
-            metadata = Metadata(asked.path, scope.get(TENANT, ""), response=asked.response)
-            exchange = _Exchange(scope, send, watch, body, metadata, started)
+            body = await self._bodies.read(receive, headers, self._limits)
+            metadata = Metadata(
+                asked.path, scope.get(TENANT, ""), response=asked.response, skimmed=body.skimmed
+            )
+            exchange = _Exchange(scope, send, watch, body.text, metadata, started, body)
             try:
                 return await self._route(exchange)
             except (Refused, ClientGone):
@@ -128,6 +132,7 @@ class Relay:
                     return "failed"
                 raise Refused(answers.INTERNAL) from error
             finally:
+                body.close()
                 answered = exchange.answered
         if watch.reason == "client gone":
             raise ClientGone
@@ -137,7 +142,8 @@ class Relay:
 
     async def _route(self, exchange: _Exchange) -> str:
         self._budget.request()
-        asked = continuable(exchange.body, exchange.metadata.path) if self._limits.continuations else None
+        may = self._limits.continuations > 0 and not exchange.whole.skimmed
+        asked = continuable(exchange.body, exchange.metadata.path) if may else None
         if asked is not None:
             exchange.story, exchange.body = Story(asked), asked.body
         decision = await self._decide(exchange, exchange.metadata)
@@ -265,7 +271,7 @@ class Relay:
         if query:
             target += b"?" + query
         headers = request_headers(exchange.scope["headers"], decision.id)
-        body = exchange.body if decision.body is None else decision.body
+        body = exchange.whole.outgoing(exchange.body if decision.body is None else decision.body)
         method = exchange.scope["method"].encode()
         return await self._upstream.open(decision.url, target, headers, body, method)
 

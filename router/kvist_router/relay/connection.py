@@ -7,6 +7,7 @@ an answer of an engine needs. httptools parses; whoever reads awaits one future,
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterable
 from typing import Protocol, cast
 
 import httptools
@@ -49,6 +50,8 @@ class Connection(asyncio.Protocol):
         self._unread = self._head_bytes = 0
         self._busy = self._head_done = self._paused = self._keep_alive = False
         self._error: UpstreamError | None = None
+        self._sending = False
+        self._room: asyncio.Future[None] | None = None  # the transport has more than enough to write
 
     # ---- for the user
 
@@ -64,6 +67,17 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.write(head)
             self._transport.write(body)
+
+    async def send_on(self, body: AsyncIterable[bytes]) -> None:
+        """What `send` left of the body, as the engine takes it; ends when it takes no more."""
+        self._sending = True
+        async for piece in body:
+            if self._transport is None or self._transport.is_closing():
+                return
+            self._transport.write(piece)
+            if self._room is not None:
+                await self._room
+        self._sending = False
 
     async def read(self) -> bytes:
         """What has come of the body, at least a byte; b"" at its end. Raises UpstreamError."""
@@ -98,6 +112,7 @@ class Connection(asyncio.Protocol):
         return (
             self._keep_alive
             and self.ended
+            and not self._sending
             and transport is not None
             and not transport.is_closing()
             and transport.get_write_buffer_size() == 0  # else the engine answered before it had read all
@@ -114,6 +129,17 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connected."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+
+    def pause_writing(self) -> None:
+        """The engine is slower than we are."""
+        self._room = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        if self._room is not None:
+            if not self._room.done():
+                self._room.set_result(None)
+            self._room = None
 
     def data_received(self, data: bytes) -> None:
         """Parse; wake the reader."""
@@ -155,6 +181,7 @@ class Connection(asyncio.Protocol):
         elif not self._busy:
             self._keeper.lost(self)
         self._transport = None
+        self.resume_writing()
         del self._parser  # it holds this object
 
     # ---- for the parser

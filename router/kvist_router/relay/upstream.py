@@ -7,6 +7,7 @@ end: that is how a cancelled request ends in the engine.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import ssl
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from kvist_router.errors import Refused, UpstreamError
 from kvist_router.mind.interface import Refusal
 from kvist_router.relay.connection import Connection
 from kvist_router.relay.pool import IDLE_SECONDS, Origin, Pool
+from kvist_router.relay.spool import Streamed
 from kvist_router.settings import LimitSettings
 
 MAX_ORIGINS = 1024
@@ -27,15 +29,18 @@ _NOT_IN_TARGET = re.compile(rb"[\x00-\x20\x7f]")
 class Attempt:
     """An engine's answer whose first piece has arrived. `close` it in every case."""
 
-    __slots__ = ("_closed", "_connection", "_pool", "first", "headers", "read", "status")
+    __slots__ = ("_closed", "_connection", "_pool", "_sending", "first", "headers", "read", "status")
 
-    def __init__(self, connection: Connection, pool: Pool, first: bytes) -> None:
+    def __init__(
+        self, connection: Connection, pool: Pool, first: bytes, sending: asyncio.Task[None] | None
+    ) -> None:
         self.status = connection.status
         self.headers = connection.headers
         self.first = first
         self.read = connection.read  # the next piece, b"" at the end; raises UpstreamError
         self._connection = connection
         self._pool = pool
+        self._sending = sending  # of a long body, which an engine may answer before it has all of it
         self._closed = False
 
     @property
@@ -48,6 +53,8 @@ class Attempt:
         if not self._closed:  # the connection may serve another request by now
             self._closed = True
             self._pool.release(self._connection)
+            if self._sending is not None:
+                self._sending.cancel()
 
 
 class Upstream:
@@ -75,7 +82,7 @@ class Upstream:
         base: str,
         target: bytes,
         headers: Sequence[tuple[bytes, bytes]],
-        body: bytes,
+        body: bytes | Streamed,
         method: bytes = b"POST",
     ) -> Attempt:
         """Send a request; raises UpstreamError before the first body byte.
@@ -94,15 +101,29 @@ class Upstream:
                 raise
         return await self._begin(await self.pool.acquire(place, fresh=True), head, body)
 
-    async def _begin(self, connection: Connection, head: bytes, body: bytes) -> Attempt:
+    async def _begin(self, connection: Connection, head: bytes, body: bytes | Streamed) -> Attempt:
         attempt: Attempt | None = None
+        sending: asyncio.Task[None] | None = None
         try:
-            connection.send(head, body)
-            attempt = Attempt(connection, self.pool, await connection.read())
+            if isinstance(body, bytes):
+                connection.send(head, body)
+            else:
+                connection.send(head, b"")
+                sending = asyncio.create_task(_send_on(connection, body))
+            attempt = Attempt(connection, self.pool, await connection.read(), sending)
             return attempt
         finally:
             if attempt is None:
                 self.pool.release(connection)
+                if sending is not None:
+                    sending.cancel()
+
+
+async def _send_on(connection: Connection, body: Streamed) -> None:
+    try:
+        await connection.send_on(body)
+    except OSError:  # the file of the body: an engine that got half of it has no use for the rest
+        connection.abort()
 
 
 def origin(base: str) -> Origin:
