@@ -90,6 +90,54 @@ def test_the_router_answers_as_the_engine_does(rig: Any, asked: tuple[str, str, 
         assert routed == direct
 
 
+# What the SDK is asked to do, by its own methods; `extra_body` has what only vLLM knows.
+ONLY = {"allowed_token_ids": [28], "ignore_eos": True}
+ASKED = {"model": MODEL, "temperature": 0, "max_tokens": 3, "extra_body": ONLY}
+SCHEMA = {"name": "s", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+SDK: list[tuple[str, dict[str, Any]]] = [
+    ("chat.completions.create", {**ASKED, "messages": [USER]}),
+    ("chat.completions.create", {**ASKED, "messages": [USER], "stream": True}),
+    ("chat.completions.create", {**ASKED, "messages": [USER], "stream": True,
+                                 "stream_options": {"include_usage": True}}),
+    ("chat.completions.create", {**ASKED, "messages": [USER], "n": 2, "logprobs": True, "top_logprobs": 1}),
+    ("chat.completions.create", {**ASKED, "messages": [USER], "tools": [TOOL], "tool_choice": "none"}),
+    ("chat.completions.create", {"model": MODEL, "messages": [USER], "max_tokens": 3, "temperature": 0,
+                                 "response_format": {"type": "json_schema", "json_schema": SCHEMA}}),
+    ("chat.completions.create", {**ASKED, "messages": [{"role": "system", "content": "å 漢 🎏"}, USER]}),
+    ("chat.completions.create", {**ASKED, "model": "nobody", "messages": [USER]}),
+    ("chat.completions.create", {**ASKED, "messages": [USER], "temperature": 9}),
+    ("completions.create", {**ASKED, "prompt": "The sea", "echo": True}),
+    ("completions.create", {**ASKED, "prompt": ["The sea", "The land"], "logprobs": 1}),
+    ("completions.create", {**ASKED, "prompt": [1, 2, 3], "stream": True}),
+    ("completions.create", {**ASKED, "prompt": [[1, 2], [3]], "n": 2}),
+    ("responses.create", {"model": MODEL, "input": "The sea", "max_output_tokens": 1, "temperature": 0}),
+    ("embeddings.create", {"model": MODEL, "input": "x"}),
+]  # fmt: skip
+
+
+def through_sdk(base: str, method: str, asked: dict[str, Any]) -> Any:
+    """What the SDK makes of an answer, or of its refusal."""
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0) as client:
+        call: Any = client
+        for name in method.split("."):
+            call = getattr(call, name)
+        try:
+            found = call(**asked)
+        except openai.APIStatusError as error:
+            return type(error).__name__, error.status_code
+        if asked.get("stream"):
+            return [plain(event.model_dump()) for event in found]
+        return plain(found.model_dump())
+
+
+@pytest.mark.parametrize(("method", "asked"), SDK, ids=[method for method, _ in SDK])
+def test_the_sdk_makes_the_same_of_both_answers(rig: Any, method: str, asked: dict[str, Any]) -> None:
+    rig.mirrored()
+    engine = next(iter(rig.urls.engines.values()))
+    assert through_sdk(rig.urls.router, method, asked) == through_sdk(engine, method, asked)
+
+
 def test_a_strict_client_gets_what_it_expects_and_admin_paths_are_not_there(rig: Any) -> None:
     openai = pytest.importorskip("openai")
     rig.mirrored()
