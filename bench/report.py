@@ -6,6 +6,7 @@ Each bench runs in a process of its own, one at a time, so that none disturbs an
 replaces its section of the page, the others' stay; `--check` passes on and makes a missed goal the exit
 status. What is published of routing and eviction is measured on public traces, which are not in this
 repository: without `--trace` these two run on made-up requests, for their goals, and their sections stay.
+So does the section of agents without `--agent-trace`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ BENCHES = (
     "ttft",
     "miss",
     "router",
+    "overhead",
+    "agents",
     "idle",
     "arena",
     "tiers",
@@ -95,12 +98,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--trace", type=Path, action="append", default=[], metavar="FILE",
                         help=f"public trace for {' and '.join(ON_TRACES)}; may be given again")  # fmt: skip
     parser.add_argument("--lmcache", type=Path, metavar="PROGRAM", help="for arena and tiers")
+    parser.add_argument("--agent-trace", type=Path, action="append", default=[], metavar="FILE",
+                        help="trace of agents' sessions, for agents; may be given again")  # fmt: skip
+    parser.add_argument("--vllm-router", type=Path, metavar="PROGRAM", help="for router and overhead")
     parser.add_argument("--dynamo", type=Path, metavar="PYTHON", help="Python with ai-dynamo, for routing")
     parser.add_argument("--output", type=Path, default=Path("docs/benchmarks.md"), help="page to write")
     given = parser.parse_args(argv)
     flags = [f"--{name}" for name in ("check", "quick") if getattr(given, name)]
     traces = [word for path in given.trace for word in ("--trace", str(path))]
     more = dict.fromkeys(ON_TRACES, traces)
+    more["agents"] = [word for path in given.agent_trace for word in ("--trace", str(path))]
+    if given.vllm_router is not None:
+        more["router"] = more["overhead"] = ["--vllm-router", str(given.vllm_router)]
     if given.lmcache is not None:
         more["arena"] = more["tiers"] = ["--lmcache", str(given.lmcache)]
     if given.dynamo is not None:
@@ -113,7 +122,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     documents = [
         document
         for name, (_, document) in outcomes.items()
-        if document is not None and (given.trace or name not in ON_TRACES)
+        if document is not None
+        and (given.trace or name not in ON_TRACES)
+        and (given.agent_trace or name != "agents")
     ]
     if documents and not given.quick:
         old = given.output.read_text() if given.output.exists() else ""
