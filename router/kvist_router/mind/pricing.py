@@ -36,7 +36,7 @@ def candidate(
         replica.outstanding_requests + replica.elsewhere.requests,
         busy.waiting,
         busy.decoding,
-        taken * busy.space_rate * busy.crowded**CROWDING,
+        taken * busy.kept_rate * busy.crowded**CROWDING,
     )
 
 

@@ -62,6 +62,7 @@ class Busy(msgspec.Struct, frozen=True, gc=False):
     space_total: int = 0  # tokens of KV space; 0: not known
     space_free: int = 0
     space_rate: float = 0.0  # seconds until one token of it is given back; 0.0: not known
+    kept_rate: float = 0.0  # the same with a prior until it is known
 
     @property
     def crowded(self) -> float:
@@ -212,6 +213,7 @@ class Replica:
             max(decoding, load.decode_sequences),
             load.kv_tokens_total,
             load.kv_tokens_total - used,
+            self.held_seconds / used if used else 0.0,
             (self.held_seconds or PRIOR_HELD_SECONDS) / used if used else 0.0,
         )
 
