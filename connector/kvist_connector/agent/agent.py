@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from concurrent.futures import Executor
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -62,7 +63,8 @@ class Agent:
         file = parts.memory.reader()
         self.shelf = ArenaShelf(parts.core, parts.busy, self._threads, file)
         handover, counts = parts.controls.handover, parts.core.counts
-        api = PeerApi(self.shelf, self._access, peer.reads, peer.deadline, take=handover.given, counts=counts)
+        access = replace(self._access, certificates=self._settings.tls.used)
+        api = PeerApi(self.shelf, access, peer.reads, peer.deadline, take=handover.given, counts=counts)
         handover.settled = api.settled
         application = api.application()
 

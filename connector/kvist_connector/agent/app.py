@@ -73,7 +73,7 @@ async def _serve(settings: AgentSettings) -> int:
     access = Access(
         _token("http.token_file", http.token_file),
         _token("http.read_token_file", http.read_token_file),
-        certificates=tls is not None,
+        certificates=tls is not None and settings.tls.clients == "certificate",
     )
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="bytes") as threads:
         agent = Agent(settings, threads, access)

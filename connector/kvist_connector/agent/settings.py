@@ -117,6 +117,16 @@ class HttpSettings(Settings):
         return self
 
 
+class AgentTls(MutualTls):
+    """TLS of the HTTP API and the peer port, and towards peers."""
+
+    clients: Literal["certificate", "token"] = Field(
+        "certificate",
+        description="certificate (default): who asks for more than figures needs one of ca_file, beside the "
+        "token; token: that will do; peers need one anyway",
+    )
+
+
 class AgentSettings(Settings):
     """Everything a cache agent can be told."""
 
@@ -133,7 +143,7 @@ class AgentSettings(Settings):
     object_store: ObjectStoreSettings = Field(default_factory=ObjectStoreSettings)
     peer: PeerSettings = Field(default_factory=PeerSettings)
     encryption: EncryptionSettings = Field(default_factory=EncryptionSettings)
-    tls: MutualTls = Field(default_factory=MutualTls)
+    tls: AgentTls = Field(default_factory=AgentTls)
     http: HttpSettings = HttpSettings(host="127.0.0.1", port=names.PORT_AGENT, token_file=None)
     kv_events: str | None = Field(
         None,

@@ -56,6 +56,7 @@ class Pod:
     address: str = ""
     component: str = ""
     ports: Mapping[str, int] | None = None
+    tls: frozenset[str] = frozenset()  # names of ports that are probed over TLS
 
     def port(self, name: str, otherwise: int) -> int:
         """A container port by name."""
@@ -83,7 +84,15 @@ def pod_of(obj: Object, component: str, now: datetime.datetime) -> Pod:
         address=status.get("podIP") or "",
         component=component,
         ports={p["name"]: p["containerPort"] for p in _ports(spec) if "name" in p},
+        tls=frozenset(_tls_ports(spec)),
     )
+
+
+def _tls_ports(spec: Object) -> Iterator[str]:
+    for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
+        probe = (container.get("startupProbe") or {}).get("httpGet") or {}
+        if probe.get("scheme") == "HTTPS":
+            yield str(probe.get("port"))
 
 
 def parse_time(text: str) -> datetime.datetime:

@@ -11,6 +11,7 @@ import yaml
 
 from kvist_connector.names import PATH_HEALTHZ, PATH_READYZ
 from kvist_operator.plan.access import access_settings
+from kvist_operator.plan.agent_tls import agent_tls_arguments, agent_tls_files, agent_tls_settings
 from kvist_operator.plan.engine import engine_program
 from kvist_operator.plan.peers import PORT, has_peers, peer_arguments
 from kvist_operator.plan.program import Health, Plan, Program, Role, Volume, VolumeKind
@@ -56,15 +57,20 @@ def _agent(cluster: CacheCluster, target: Target) -> Program:
     arguments += shared_arguments(cluster, managed=target.managed_redis)
     arguments += coding_arguments(cluster, managed=target.managed_redis)
     arguments += peer_arguments(cluster)
+    arguments += agent_tls_arguments(cluster) if target.discovery == "kubernetes" else []
     return Program(
         role=Role.AGENT,
         module="kvist_connector",
         argv=tuple(arguments),
         # Not /readyz: the arena has its geometry only once the engine's worker has registered.
-        health=Health("agent", PATH_HEALTHZ, AGENT_DEADLINE),
+        health=Health("agent", PATH_HEALTHZ, AGENT_DEADLINE, _agent_tls(cluster, target)),
         ports=("agent", PORT) if has_peers(cluster) else ("agent",),
         volumes=tuple(volumes),
     )
+
+
+def _agent_tls(cluster: CacheCluster, target: Target) -> bool:
+    return target.discovery == "kubernetes" and bool(agent_tls_files(cluster))
 
 
 def _router(cluster: CacheCluster, target: Target) -> Program:
@@ -111,7 +117,11 @@ def _discovery(cluster: CacheCluster, target: Target) -> dict[str, object]:
         return {"replicas_file": "$(path.replicas)"}
     return {
         "kubernetes": {"service": "$(service.engine)", "namespace": "$(namespace)"},
-        **({"agent": {"token_file": "$(path.token)"}} if cluster.spec.cache.enabled else {}),
+        **(
+            {"agent": {"token_file": "$(path.token)", **agent_tls_settings(cluster)}}
+            if cluster.spec.cache.enabled
+            else {}
+        ),
         **(_NEIGHBOURS if _several(cluster, target) else {}),
     }
 

@@ -14,6 +14,7 @@ that it does not know is an error, so that none reaches a program.
     $(service.engine)      Service of the engines          $(namespace)     of the cluster: Kubernetes only
     $(path.token)          file with the agents' token: Kubernetes only
     $(peer.urls)           of all replicas' agents         $(peer.address) this one's of them
+    $(path.agent-tls/<file>)  certificate, key and CA of agents: Kubernetes only
     $(path.access/<file>)  API keys, certificate, the secret of tenants (plan/access.py)
     $(redis.urls)          of a managed Redis              $(path.redis-password), $(path.redis-ca)
     $(path.redis-sentinel-password), $(path.object-store-credentials), $(path.encryption-keys): files

@@ -40,11 +40,26 @@ class NetworkPolicy(Section):
     )
 
 
+class AgentTls(Section):
+    """Certificate of all agents and routers of the cluster, and its CA; they may change while pods run."""
+
+    certificate: SecretRef = Field(
+        description="Secret with the certificate and its chain, PEM, for the DNS name kvist-agent: tls.crt."
+    )
+    private_key: SecretRef = Field(description="Secret with its key, PEM: tls.key.")
+    ca: SecretRef = Field(description="Secret with the CAs that sign it, PEM: ca.crt.")
+
+
 class Security(Section):
     """Tokens, accounts, network. Kubernetes only."""
 
     token: SecretRef | None = Field(
         default=None, description="Secret with the token of the controls. Default: one made by the operator."
+    )
+    agent_tls: AgentTls | None = Field(
+        default=None,
+        description="TLS from routers to agents and between agents, with certificates on both sides. "
+        "Default: none, HTTP with the token.",
     )
     service_account_name: Name | None = Field(
         default=None, description="Service account of engines and routers. Default: one without rights."

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
+import trustme
 
 from kvist_connector.settings import validate
 from kvist_connector.testing import services
 from kvist_connector.testing.agent_process import AgentProcess
 from kvist_connector.testing.fake_engine import FakeEngine as FakeVllm
 from kvist_connector.testing.fake_engine import prompt_keys
+from kvist_connector.tls import AGENT_NAME
 from kvist_operator.control.ask import HttpPrograms
 from kvist_operator.control.errors import NoAnswer
 from kvist_operator.control.pods import Pod
@@ -57,6 +60,32 @@ async def test_a_real_router_says_which_engines_it_knows(programs: HttpPrograms)
     assert view.replicas["demo-engine-0"].healthy
     assert not view.mirrors("demo-engine-0")  # it has no agent
     assert not view.routes("other")
+
+
+async def test_a_real_agent_behind_tls_is_asked_with_the_token_alone(
+    programs: HttpPrograms, tmp_path: Path
+) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert(AGENT_NAME)
+    certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "tls.pem")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    (tmp_path / "token").write_text("secret")
+    agent = await AgentProcess.start(
+        tmp_path,
+        memory=0,
+        http__token_file=tmp_path / "token",
+        tls__certificate_file=tmp_path / "tls.pem",
+        tls__ca_file=tmp_path / "ca.pem",
+        tls__clients="token",
+    )
+    try:
+        asked = replace(pod(agent.url, "agent"), tls=frozenset({"agent"}))
+        assert await programs.drain(asked, "secret")
+        assert await programs.tiers(asked, "secret") == {}
+        with pytest.raises(NoAnswer, match="401"):
+            await programs.tiers(asked, "other")
+    finally:
+        await agent.terminate()
 
 
 async def test_a_real_agent_drains_and_tells_of_its_tiers(programs: HttpPrograms, tmp_path: Path) -> None:

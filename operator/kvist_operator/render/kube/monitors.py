@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvist_connector.names import PATH_METRICS
+from kvist_operator.plan.agent_tls import agent_tls_files
 from kvist_operator.render.kube.context import Context
 from kvist_operator.render.kube.meta import (
     ENGINE,
@@ -53,6 +54,9 @@ def _monitor(cluster: CacheCluster, context: Context, part: str, kind: str) -> O
 def _endpoint(cluster: CacheCluster, port: str) -> Object:
     interval = format_duration(cluster.spec.monitoring.scrape_interval)
     found: Object = {"port": port, "path": PATH_METRICS, "interval": interval}
+    if port == "agent" and agent_tls_files(cluster):
+        # Pods are scraped by address, which their certificate does not have.
+        found |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
     if port == "agent":
         token = control_token(cluster)
         found["authorization"] = {"type": "Bearer", "credentials": {"name": token.name, "key": token.key}}

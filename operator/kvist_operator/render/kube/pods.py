@@ -117,6 +117,20 @@ def secret_volume(name: str, secret: SecretRef, file: str) -> Object:
     return {"name": name, "secret": {"secretName": secret.name, "items": items, "defaultMode": 0o440}}
 
 
+def projected_volume(name: str, files: Mapping[str, SecretRef]) -> Object:
+    """Keys of several Secrets as files of one folder, which follows its Secrets."""
+    sources = [
+        {"secret": {"name": secret.name, "items": [{"key": secret.key, "path": file}]}}
+        for file, secret in files.items()
+    ]
+    return {"name": name, "projected": {"sources": sources, "defaultMode": 0o440}}
+
+
+def folder_mount(volume: str, folder: str) -> Object:
+    """Read-only."""
+    return {"name": volume, "mountPath": folder, "readOnly": True}
+
+
 def model_volume(cluster: CacheCluster) -> tuple[list[Object], list[Object]]:
     """Volumes and mounts of the model's claim."""
     volume = cluster.spec.model.volume

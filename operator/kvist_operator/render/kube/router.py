@@ -7,6 +7,7 @@ from typing import Any, Final
 from kvist_connector.names import PATH_HEALTHZ
 from kvist_operator.plan import Plan, Program, fill, fill_yaml
 from kvist_operator.plan.access import SECRET, access_files, access_token, has_keys
+from kvist_operator.plan.agent_tls import agent_tls_files
 from kvist_operator.plan.plan import NEIGHBOURS
 from kvist_operator.render.kube.accounts import account
 from kvist_operator.render.kube.context import Context
@@ -26,10 +27,12 @@ from kvist_operator.render.kube.pods import (
     WRITABLE,
     Scheme,
     environment,
+    folder_mount,
     http_probe,
     model_volume,
     pod_base,
     program,
+    projected_volume,
     resources,
     scratch_volumes,
     secret_volume,
@@ -37,6 +40,7 @@ from kvist_operator.render.kube.pods import (
 from kvist_operator.render.kube.secrets import control_token, tenants_secret
 from kvist_operator.render.kube.values import (
     ACCESS,
+    AGENT_TLS,
     CONFIG,
     NEIGHBOUR_SUFFIX,
     container_ports,
@@ -112,6 +116,8 @@ def _pod(cluster: CacheCluster, plan: Plan, context: Context) -> Object:
     if plan.agent is not None:
         volumes.append(secret_volume("token", control_token(cluster), TOKEN_FILE.rpartition("/")[2]))
     volumes += _access_volume(cluster)
+    if files := agent_tls_files(cluster):
+        volumes.append(projected_volume("agent-tls", files))
     if cluster.spec.model.volume is None:
         pod["initContainers"] = [_model_files(cluster, context)]
     return pod | {
@@ -127,11 +133,7 @@ def _access_volume(cluster: CacheCluster) -> list[Object]:
     files = {file.name: file.ref for file in access_files(cluster)}
     if has_keys(cluster):
         files[SECRET] = tenants_secret(cluster.name)
-    sources = [
-        {"secret": {"name": secret.name, "items": [{"key": secret.key, "path": file}]}}
-        for file, secret in files.items()
-    ]
-    return [{"name": "access", "projected": {"sources": sources, "defaultMode": 0o440}}] if sources else []
+    return [projected_volume("access", files)] if files else []
 
 
 def _values(cluster: CacheCluster, context: Context) -> dict[str, str]:
@@ -171,7 +173,9 @@ def _container(cluster: CacheCluster, router: Program, context: Context, cached:
     if cached:
         mounts.append({"name": "token", "mountPath": TOKEN_FILE.rpartition("/")[0], "readOnly": True})
     if _access_volume(cluster):
-        mounts.append({"name": "access", "mountPath": ACCESS, "readOnly": True})
+        mounts.append(folder_mount("access", ACCESS))
+    if agent_tls_files(cluster):
+        mounts.append(folder_mount("agent-tls", AGENT_TLS))
     scheme: Scheme = "HTTPS" if health.tls else "HTTP"
     env = {"HOME": WRITABLE["HOME"], "TMPDIR": WRITABLE["TMPDIR"], **router.env}
     return {

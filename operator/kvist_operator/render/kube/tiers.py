@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from kvist_operator.plan import Program, VolumeKind, fill
+from kvist_operator.plan.agent_tls import agent_tls_files
 from kvist_operator.plan.peers import has_peers
 from kvist_operator.plan.tiers import external_secrets
 from kvist_operator.render.kube.context import Context
@@ -15,15 +16,19 @@ from kvist_operator.render.kube.pods import (
     RUN,
     TOKEN_FILE,
     WRITABLE,
+    Scheme,
     environment,
+    folder_mount,
     http_probe,
     memory_volume,
     program,
+    projected_volume,
     scratch_volumes,
     secret_volume,
 )
 from kvist_operator.render.kube.secrets import control_token, redis_password
 from kvist_operator.render.kube.values import (
+    AGENT_TLS,
     DISK,
     SECRET_FILES,
     container_ports,
@@ -45,12 +50,15 @@ def agent_container(cluster: CacheCluster, agent: Program, context: Context) -> 
     health = agent.health
     mounts = [
         {"name": "kvist", "mountPath": RUN},
-        _folder_mount("token", TOKEN_FILE),
+        _file_mount("token", TOKEN_FILE),
         *scratch_volumes()[1],
     ]
     if _size(agent, VolumeKind.DISK):
         mounts.append({"name": "disk", "mountPath": DISK})
-    mounts += [_folder_mount(name, file) for name, _, file in tier_secrets(cluster)]
+    mounts += [_file_mount(name, file) for name, _, file in tier_secrets(cluster)]
+    if agent_tls_files(cluster):
+        mounts.append(folder_mount("agent-tls", AGENT_TLS))
+    scheme: Scheme = "HTTPS" if health.tls else "HTTP"
     memory = str(agent_memory(agent))
     return {
         **program("agent", context.images.agent, agent.module, argv, context),
@@ -61,8 +69,8 @@ def agent_container(cluster: CacheCluster, agent: Program, context: Context) -> 
         "ports": container_ports(*agent.ports),
         # It is the first to touch the arena, so its pages are charged here.
         "resources": {"requests": {"cpu": "100m", "memory": memory}, "limits": {"memory": memory}},
-        "startupProbe": http_probe(health.path, health.port, 1, math.ceil(health.deadline)),
-        "livenessProbe": http_probe(health.path, health.port, 10, 6),
+        "startupProbe": http_probe(health.path, health.port, 1, math.ceil(health.deadline), scheme=scheme),
+        "livenessProbe": http_probe(health.path, health.port, 10, 6, scheme=scheme),
         "volumeMounts": mounts,
     }
 
@@ -80,6 +88,8 @@ def agent_volumes(cluster: CacheCluster, agent: Program) -> list[Object]:
     secrets = [("token", control_token(cluster), TOKEN_FILE), *tier_secrets(cluster)]
     volumes = [memory_volume("kvist", arena + _BESIDE_ARENA)]
     volumes += [secret_volume(name, ref, file.rpartition("/")[2]) for name, ref, file in secrets]
+    if files := agent_tls_files(cluster):
+        volumes.append(projected_volume("agent-tls", files))
     if disk and not disk_claims(cluster):
         # The tier keeps its own limit; the rest is for files that are being written.
         volumes.append({"name": "disk", "emptyDir": {"sizeLimit": str(disk + disk // 16 + _BESIDE_ARENA)}})
@@ -98,8 +108,8 @@ def tier_secrets(cluster: CacheCluster) -> list[tuple[str, SecretRef, str]]:
     ]
 
 
-def _folder_mount(volume: str, file: str) -> Object:
-    return {"name": volume, "mountPath": file.rpartition("/")[0], "readOnly": True}
+def _file_mount(volume: str, file: str) -> Object:
+    return folder_mount(volume, file.rpartition("/")[0])
 
 
 def disk_claims(cluster: CacheCluster) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from kvist_connector import names
+from kvist_operator.plan.agent_tls import agent_tls_files, agent_tls_token
 from kvist_operator.render.kube.context import Context
 from kvist_operator.render.kube.meta import ENGINE, REDIS, ROUTER, name_of
 from kvist_operator.render.kube.pods import MODELS, RUN, TOKEN_FILE
@@ -35,6 +36,7 @@ SECRET_FILES: Final = {
 }
 CONFIG: Final = "/etc/kvist/router"
 ACCESS: Final = "/etc/kvist/access"
+AGENT_TLS: Final = "/etc/kvist/agent-tls"
 NEIGHBOUR_SUFFIX: Final = "-neighbours"
 _EVERYWHERE: Final = "0.0.0.0"
 
@@ -62,6 +64,7 @@ def values(cluster: CacheCluster, context: Context) -> dict[str, str]:
         "path.arena": ARENA,
         "path.disk": DISK,
         "path.token": TOKEN_FILE,
+        **{agent_tls_token(file): f"{AGENT_TLS}/{file}" for file in agent_tls_files(cluster)},
         **SECRET_FILES,
         "redis.urls": ",".join(redis_urls(cluster, context.namespace)),
         **{f"port.{name}": str(port) for name, port in PORTS.items()},
