@@ -18,8 +18,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,7 +45,8 @@ async def one_round(
     """Seconds of ours and the plain way, and the loop's worst stall during ours."""
     # Fresh keys in every round: a put of what is there would send nothing.
     keys = [bytes([number]) * 15 + bytes([index]) for index in range(CHUNKS)] if tier.writable else tier.keys
-    expected = data if tier.writable else [memoryview(content(key, 0, CHUNK_BYTES)) for key in keys]
+    stalls = Stalls()
+    expected = data if tier.writable else [content(key, 0, CHUNK_BYTES) for key in keys]
     seconds: dict[str, float] = {}
 
     async def measured(way: Way, label: str) -> None:
@@ -59,15 +60,17 @@ async def one_round(
             found[pair[0]] = await way.get(*pair)
 
         seconds[f"{label}get"] = await timed(get, list(zip(keys, into, strict=True)))
-        if any(found[key] != view for key, view in zip(keys, expected, strict=True)):
+        stalls.end()
+        if any(bytes(found[key]) != bytes(view) for key, view in zip(keys, expected, strict=True)):
             raise RuntimeError(f"{tier.name}: other bytes came back")
         if tier.writable:
             for key in keys:
                 await way.delete(key)
 
     async def ours() -> None:
-        async with watched(seconds):
-            await measured(tier.ours, "")
+        stalls.begin()
+        await measured(tier.ours, "")
+        seconds["stall"] = stalls.worst
 
     async def theirs() -> None:
         await measured(tier.plain, "plain ")
@@ -90,27 +93,28 @@ async def timed(act: Callable[[tuple[bytes, memoryview]], Awaitable[object]], pa
     return time.perf_counter() - began
 
 
-@asynccontextmanager
-async def watched(seconds: dict[str, float]) -> AsyncIterator[None]:
-    """Writes the loop's worst lateness during the block."""
-    loop = asyncio.get_running_loop()
-    worst = 0.0
+class Stalls:
+    """How late the loop was at worst between `begin` and `end`."""
 
-    async def watch() -> None:
-        nonlocal worst
+    def __init__(self) -> None:
+        self.worst = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Watch from now on."""
+        self._task = asyncio.create_task(self._watch())
+
+    def end(self) -> None:
+        """What comes is the bench's own doing."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + 0.001
             await asyncio.sleep(0.001)
-            worst = max(worst, loop.time() - due)
-
-    task = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-        seconds["stall"] = worst
+            self.worst = max(self.worst, loop.time() - due)
 
 
 async def measure(options: Options) -> tuple[dict[str, list[dict[str, float]]], dict[str, dict[str, float]]]:

@@ -254,8 +254,6 @@ class Catalog:
 
     def hold(self, chunks: Sequence[Chunk]) -> Hold:
         """Keep the slots of these chunks, as long as `ended` has not been called and its leases ended."""
-        if any(chunk.ref is None for chunk in chunks):
-            raise ValueError("a chunk to be kept is not in memory")
         leased = [chunk for chunk, after in pairwise(chunks) if after.parent != chunk.key]
         leased += chunks[-1:]
         for chunk in leased:

@@ -33,15 +33,16 @@ class Finder:
         """Whether there is anybody to ask."""
         return bool(self._tiers)
 
-    def known(self, keys: Sequence[bytes]) -> list[Chunk]:
-        """Leading chunks that are sure."""
+    def known(self, keys: Sequence[bytes]) -> tuple[list[Chunk], int]:
+        """Leading chunks that are sure, and how many of them are in memory before the first that is not."""
         found = self._catalog.leading(keys)
-        for key in keys[len(found) :]:
+        lead = len(found)
+        for key in keys[lead:]:
             chunk = self._catalog.get(key)
             if chunk is None or not self._is_sure(chunk):
                 break
             found.append(chunk)
-        return found
+        return found, lead
 
     async def find(self, keys: Sequence[bytes]) -> list[Chunk]:
         """Leading chunks that can be had now; those found in shared tiers are in the catalog."""

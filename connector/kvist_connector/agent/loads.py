@@ -99,8 +99,8 @@ class Loader:
     def lookup(self, session: Session, message: Lookup, prefill: PrefillModel | None) -> None:
         """Answer now, and again when lower tiers were asked and read."""
         keys = split_keys(message.keys)
-        found = self._finder.known(keys)
-        self._serve(session, message, prefill, keys, found)
+        found, lead = self._finder.known(keys)
+        self._serve(session, message, prefill, keys, found, lead)
         self._touches.add(found, self._clock())
 
     def _serve(
@@ -110,9 +110,9 @@ class Loader:
         prefill: PrefillModel | None,
         keys: Sequence[bytes],
         found: Sequence[Chunk],
+        lead: int,
     ) -> None:
         self.release(session, message.request)
-        lead = _resident(found)
         self._tag(found, message.tags)
         self.counts["chunks_asked"] += len(keys)
         self.counts["chunks_hit_memory"] += lead
@@ -193,11 +193,11 @@ class Loader:
         """What shared tiers have of the rest; then as for any other lookup."""
         found = await self._finder.find(keys)
         self._tag(found, message.tags)
-        lead = _resident(found)
+        lead = next((i for i, chunk in enumerate(found) if chunk.ref is None), len(found))
         self._lease(load, found[:lead])
         planned = self._plan(found, lead, prefill, message.local_tokens, len(self._loads) == 1)
         # What a shared tier has and is not worth loading may be stored here once it is computed.
-        known = max(planned, len(self._finder.known(keys)))
+        known = max(planned, len(self._finder.known(keys)[0]))
         self._begin(load, found[:planned], lead, known)
         await self._run(load)
 
@@ -388,10 +388,5 @@ class Loader:
         known: int,
         pending: bool,
     ) -> None:
-        refs = tuple(chunk.ref for chunk in chunks if chunk.ref is not None)
+        refs = tuple([chunk.ref for chunk in chunks if chunk.ref is not None])
         session.send(Answer(request=request, refs=refs, tiers=tiers, known=known, pending=pending))
-
-
-def _resident(found: Sequence[Chunk]) -> int:
-    """Leading chunks that are in memory."""
-    return next((i for i, chunk in enumerate(found) if chunk.ref is None), len(found))

@@ -21,7 +21,7 @@ from obstore import exceptions
 
 from kvist_connector.errors import TierError
 from kvist_connector.tiers.base import Buffer, Capabilities, Capacity, ChunkStore, Item, Read
-from kvist_connector.tiers.pieces import PIECE_BYTES, Filler
+from kvist_connector.tiers.pieces import Filler
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Backend
@@ -66,7 +66,7 @@ class ObjectStore(ChunkStore):
                 return
 
     async def get(self, read: Read) -> int | None:
-        """See ChunkStore; one ranged request, copied as it arrives."""
+        """See ChunkStore; one ranged request, whose body the client has whole before it is copied."""
         filler, path = Filler(read.into), _path(read.key)
         if not filler.room:
             return await self._size(path)
@@ -75,8 +75,9 @@ class ObjectStore(ChunkStore):
                 found = await obstore.get_async(self._backend, path, options={"range": (0, filler.room)})
             except FileNotFoundError:
                 return None
-            async for piece in found.stream(min_chunk_size=PIECE_BYTES):
-                filler.put(memoryview(piece))
+            # As a stream it came at a fifth of the speed.
+            body = memoryview(await found.bytes_async())
+            await asyncio.get_running_loop().run_in_executor(self._threads, filler.put, body)
             return int(found.meta["size"])
 
     async def sizes(self, keys: Sequence[bytes]) -> list[int | Exception | None]:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import httptools
 
+from kvist_connector.tiers.blocking_receive import LEAST_BYTES, receive_all
 from kvist_connector.tiers.pieces import PIECE_BYTES
 from kvist_connector.tls import LiveContext
 
@@ -113,7 +114,9 @@ class Connection:
         await self._loop.sock_sendall(self._socket, data)
 
     async def _recv_into(self, view: memoryview) -> int:
-        return await self._loop.sock_recv_into(self._socket, view)
+        if view.nbytes < LEAST_BYTES:
+            return await self._loop.sock_recv_into(self._socket, view)
+        return await receive_all(self._socket, view)
 
     async def _some(self, view: memoryview) -> int:
         if self._early.nbytes:
