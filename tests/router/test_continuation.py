@@ -230,6 +230,25 @@ async def test_off_by_default_and_bodies_are_then_untouched(router, http) -> Non
         assert not two.engine.received
 
 
+async def test_a_continuation_is_paid_for_as_a_retry_and_counted(router, http) -> None:
+    async with two_singers(router, retry_ratio=0) as (running, one, two):
+        one.dies_after = 5
+        events = await stream_until_it_breaks(http, running, COMPLETIONS)
+        assert events[-1]["error"]["code"] == "upstream_failed"
+        assert not two.engine.received
+        assert 'continuations_total{outcome="refused"} 1.0' in await metrics(http, running)
+    async with two_singers(router) as (running, one, two):
+        one.dies_after = 5
+        assert text_of(await events_of(http, running, COMPLETIONS)) == SONG.decode()
+        assert 'continuations_total{outcome="continued"} 1.0' in await metrics(http, running)
+
+
+async def metrics(http: Any, running: Any) -> str:
+    async with http.get(running.admin_url + "/metrics") as answer:
+        text: str = await answer.text()
+        return text
+
+
 async def test_an_answer_that_reasons_does_not_go_on(router, http) -> None:
     async with two_singers(router) as (running, one, two):
         one.reasons, one.dies_after = True, 8

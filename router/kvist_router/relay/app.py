@@ -230,12 +230,14 @@ class Relay:
     async def _following(self, exchange: _Exchange, broken: Decision) -> Decision | None:
         """Who goes on with a broken answer; None when that is not exact, wanted, or in the budget."""
         story = exchange.story
-        if story is None or exchange.continued >= self._limits.continuations or not self._budget.retry():
+        if story is None:
             return None
-        body = story.resume(broken.context_tokens)
+        may = exchange.continued < self._limits.continuations and self._budget.retry()
+        body = story.resume(broken.context_tokens) if may else None
         if body is None:
             self._metrics.continuations.labels("refused").inc()
-            _log.warning("request %s does not go on elsewhere: %s", broken.id, story.obstacle)
+            reason = story.obstacle if may else "as often as it may it did, or the budget of retries is spent"
+            _log.warning("request %s does not go on elsewhere: %s", broken.id, reason)
             return None
         exchange.continued += 1
         exchange.body = body
