@@ -24,7 +24,7 @@ from kvist_connector.protocol.tiers import Tier
 PACE_SECONDS, PIECES = 0.02, 200
 KEY_BYTES = 16
 KEYS = 200_000  # of the snapshot
-PART_KEYS = 65_536  # as agents send it
+PART_KEYS = 4096  # as agents send it
 DELTA_KEYS = 16  # chunks of 4,096 tokens, as a prompt's end brings them
 TICK_SECONDS, BEAT_SECONDS = 0.01, 0.5
 FINGERPRINT = b"gap bench" * 3

@@ -24,6 +24,7 @@ BENCHES = (
     "ttft",
     "miss",
     "router",
+    "gap",
     "overhead",
     "agents",
     "idle",

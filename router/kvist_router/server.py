@@ -19,6 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from kvist_connector.errors import ConfigError
+from kvist_router.accepting import Acceptor
 from kvist_router.inbound import inbound
 from kvist_router.settings import LimitSettings
 
@@ -27,7 +28,27 @@ _log = logging.getLogger(__name__)
 
 
 class _Server(uvicorn.Server):
-    """Leaves the process's signals to `serve`."""
+    """Leaves the process's signals to `serve`. `shared`: other processes have its socket too."""
+
+    def __init__(self, config: uvicorn.Config, shared: bool) -> None:
+        super().__init__(config)
+        self._shared = shared
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        if not self._shared:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        for listener in sockets or ():
+            acceptor = Acceptor(listener, self._protocol, self.config.ssl)
+            self.servers.append(acceptor)  # type: ignore[arg-type] # of a server, only its end is used
+
+    def _protocol(self) -> asyncio.Protocol:
+        protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -65,6 +86,7 @@ class Served:
     app: ASGIApp
     listener: socket.socket
     tls: ssl.SSLContext | None = None
+    shared: bool = False  # with other processes
 
     @property
     def url(self) -> str:
@@ -82,7 +104,7 @@ class Servers:
         grace_seconds: float = 0.0,
         on_stop: Callable[[], None] = lambda: None,
     ) -> None:
-        self._servers = [(_Server(_config(item, limits)), item.listener) for item in served]
+        self._servers = [(_Server(_config(item, limits), item.shared), item.listener) for item in served]
         self._grace_seconds = grace_seconds
         self._on_stop = on_stop
         self._grace: asyncio.TimerHandle | None = None

@@ -18,11 +18,14 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvist_connector.errors import ConfigError
+from kvist_connector.protocol.feed import FEED_VERSION, Opening
+from kvist_connector.protocol.tiers import Tier
 from kvist_connector.settings import validate
 from kvist_router.processes.keeper import RunningProcesses, keeping
 from kvist_router.reload import ConfigFile
 from kvist_router.settings import RouterSettings
 from kvist_router.testing.engine import FakeEngine
+from kvist_router.testing.feed import FakeAgent
 
 URL = "/v1/chat/completions"
 RELAYS = 2
@@ -31,6 +34,21 @@ SECONDS = 120
 
 def chat(text: str = "x", **more: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "user", "content": text}], **more}
+
+
+OPENING = Opening(
+    version=FEED_VERSION,
+    epoch=1,
+    replica="r0",
+    fingerprint=b"f" * 32,
+    group=0,
+    model="m",
+    chunk_tokens=256,
+    block_tokens=32,
+    gpu_known=False,
+    draining=False,
+)
+KEYS = [number.to_bytes(16, "little") for number in range(1000)]
 
 
 class Pool:
@@ -67,14 +85,16 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 async def pool(values: dict[str, Any] | None = None, file: Path | None = None) -> AsyncIterator[Pool]:
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(FakeEngine()) for _ in range(2)]
+        agent = await stack.enter_async_context(FakeAgent(OPENING, {Tier.MEMORY: KEYS}))
         listed = [{"name": f"r{number}", "url": engine.url} for number, engine in enumerate(engines)]
+        listed[0]["agent"] = agent.url
         # A machine that is busy for seconds must not make an engine or a process count as down.
         base: dict[str, Any] = {
             "port": 0,
             "admin_port": 0,
             "replicas": listed,
             "health": {"interval_seconds": 0.1, "timeout_seconds": 60},
-            "limits": {"hung_seconds": 600},
+            "limits": {"hung_seconds": 600, "grace_seconds": 600},
         }
 
         def read() -> RouterSettings:
@@ -129,6 +149,14 @@ async def test_metrics_records_and_settings_are_those_of_one_router(tmp_path) ->
         await found.kept.reloader.look()
         assert [(await found.ask(Authorization="Bearer key"))[0] for _ in range(8)] == [200] * 8
 
+        found.kept.keeper.stop()  # grace: nobody is ready, everything is served
+
+        async def stopping() -> bool:
+            return all(["is stopping" in (await found.get("/readyz"))[1] for _ in range(8)])
+
+        await until(stopping)
+        assert (await found.ask(Authorization="Bearer key"))[0] == 200
+
 
 async def test_without_the_mind_requests_go_by_hash_and_all_say_so_until_it_is_back(capfd) -> None:
     async with pool() as found:
@@ -159,6 +187,8 @@ async def test_without_the_mind_requests_go_by_hash_and_all_say_so_until_it_is_b
             return all(["x-kvist-routed-by" not in (await found.ask())[1] for _ in range(4)])
 
         await until(back)
+        replicas = json.loads((await found.get("/v1/kvist/replicas", True))[1])["replicas"]
+        assert [(item["mirrored"], item["feed"]["keys"]) for item in replicas] == [(True, 1000), (False, 0)]
         assert "degraded" not in json.loads((await found.get("/readyz"))[1])
         assert await found.counted("kvist_router_without_mind_total") >= 28
         assert await found.counted("kvist_router_process_restarts_total") == 1

@@ -286,6 +286,31 @@ async def test_a_question_given_up_gives_its_place_in_the_minds_queue_back(minds
     await asyncio.gather(following, return_exceptions=True)
 
 
+async def test_a_decision_that_fails_is_one_requests_500_and_no_others(minds: Minds) -> None:
+    class Breaks(SaysMind):
+        async def decide(self, data: bytes, metadata: Metadata) -> Decision | Refusal:
+            if metadata.tenant == "breaks":
+                raise RuntimeError("a fault")
+            return await super().decide(data, metadata)
+
+    minds.mind = Breaks()
+    minds.mind.gate.clear()
+    await minds.come(view())
+    told = asyncio.Event()
+    client = MindClient(minds.path, lambda _: told.set())
+    following = asyncio.create_task(client.follow())
+    await told.wait()
+    waiting = asyncio.create_task(client.decide(body(), CHAT))
+    await minds.mind.asked.wait()
+    broken = await client.decide(body(), Metadata("chat", tenant="breaks"))
+    assert isinstance(broken, Refusal)
+    assert broken.status == 500
+    minds.mind.gate.set()
+    assert isinstance(await waiting, Decision)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+
+
 async def test_a_mind_that_is_silent_is_gone(minds: Minds) -> None:
     await minds.come(view(), beat_seconds=1000)
     client = MindClient(minds.path, silent_seconds=0.05)

@@ -11,6 +11,7 @@ and wait for it. Called by remote.py.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from os import urandom
@@ -50,6 +51,7 @@ class HashMind:
         self._most = most
         self._clock = clock
         self._under_way: dict[str, str] = {}  # replica by request id
+        self._counts: Counter[str] = Counter()  # of these
         self._avoided: dict[str, float] = {}
 
     async def decide(self, body: bytes, metadata: Metadata) -> Decision | Refusal:
@@ -64,6 +66,7 @@ class HashMind:
         if report.event == "first_byte" or request_id not in self._under_way:
             return
         replica = self._under_way.pop(request_id)
+        self._counts -= Counter([replica])  # without those at none
         if report.unreachable:
             self._avoided[replica] = self._clock() + AVOID_SECONDS
 
@@ -83,6 +86,7 @@ class HashMind:
         chosen = self._choose(request, metadata, self.view)
         request_id = metadata.id or urandom(16).hex()
         self._under_way[request_id] = chosen.name
+        self._counts[chosen.name] += 1
         return Decision(
             id=request_id,
             replica=chosen.name,
@@ -109,10 +113,7 @@ class HashMind:
         now = self._clock()
         self._avoided = {name: until for name, until in self._avoided.items() if until > now}
         left = serving.keys() - self._avoided.keys() or serving.keys()
-        requests = dict.fromkeys(sorted(left), 0)
-        for name in self._under_way.values():
-            if name in requests:
-                requests[name] += 1
+        requests = {name: self._counts[name] for name in left}
         return serving[by_hash(_prefix(request, metadata.tenant), requests)[1]]
 
     def _edited(self, body: bytes, request: Request, metadata: Metadata) -> bytes | None:

@@ -14,6 +14,8 @@ cancelled; when nothing comes from the mind for `silent_seconds`, all open quest
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import socket
 from collections.abc import Callable
 from itertools import count
@@ -24,14 +26,21 @@ import msgspec
 from kvist_connector.protocol.framing import MAX_FRAME_BYTES, FrameDecoder, FrameError, encode
 from kvist_router.mind.fallback import GONE
 from kvist_router.mind.interface import Decision, Metadata, Mind, Refusal, Report, View
+from kvist_router.relay.answers import INTERNAL
 
 READ_BYTES = 2**18
-MAX_OPEN = 4096  # questions of one connection that wait for an answer
+MAX_OPEN = 65_536  # questions of one connection that wait for an answer; the mind refuses long before
 MAX_BODY = MAX_FRAME_BYTES - 2**16  # beside it the frame holds metadata
-MAX_UNREAD = 2 * MAX_FRAME_BYTES  # bytes that the other side has not taken yet; then it counts as gone
+FULL = MAX_FRAME_BYTES  # bytes that the mind has not taken yet; a question waits until they are fewer
+MAX_UNREAD = 2**30  # then the other side counts as gone
 BEAT_SECONDS = 0.5
 CONNECT_SECONDS = 2.0
+_TOO_MANY = Refusal(
+    503, "too many requests wait already", "service_unavailable", code="overloaded", retry_after=1
+)
 _TOO_LONG = Refusal(413, f"the body is longer than the limit of {MAX_BODY} bytes", code="body_too_long")
+
+_log = logging.getLogger(__name__)
 
 
 class _Question(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -137,12 +146,19 @@ class _Serving:
 
     async def _answer(self, question: _Question) -> None:
         try:
-            answer = await self._mind.decide(question.body, question.metadata)
+            answer = await self._decide(question)
             if isinstance(answer, Decision):
                 self._running.add(answer.id)
             self._send(_Answer(question.number, answer))
         finally:
             del self._open[question.number]
+
+    async def _decide(self, question: _Question) -> Decision | Refusal:
+        try:
+            return await self._mind.decide(question.body, question.metadata)
+        except Exception:  # noqa: BLE001 - the boundary of a question: others of the relay go on
+            _log.exception("a decision failed")
+            return INTERNAL
 
     async def _told(self, told: _Told) -> None:
         if told.report.event in ("ended", "cancelled", "failed"):
@@ -178,7 +194,9 @@ class MindClient:
         """See interface.Mind; `GONE` when the mind is, or goes meanwhile."""
         if len(body) > MAX_BODY:
             return _TOO_LONG
-        if not self._spoken or len(self._open) >= MAX_OPEN:
+        if len(self._open) >= MAX_OPEN:
+            return _TOO_MANY
+        if not self._spoken or not await self._has_room():
             return GONE
         number = next(self._numbers)
         future: asyncio.Future[Decision | Refusal] = asyncio.get_running_loop().create_future()
@@ -191,6 +209,14 @@ class MindClient:
             if not future.done() or future.cancelled():
                 self._send(_GivenUp(number))
 
+    async def _has_room(self) -> bool:
+        """Wait while much is unread; whether the mind is there still."""
+        writer = self._writer
+        if writer is not None and writer.transport.get_write_buffer_size() > FULL:
+            with contextlib.suppress(OSError):
+                await writer.drain()
+        return self._writer is not None
+
     async def report(self, request_id: str, report: Report) -> None:
         """See interface.Mind; never waits. A mind that is gone has forgotten the request anyway."""
         self._send(_Told(request_id, report))
@@ -201,6 +227,7 @@ class MindClient:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 reader, writer = await asyncio.open_unix_connection(self._path)
+            writer.transport.set_write_buffer_limits(FULL, FULL // 2)
             self._writer = writer
             await self._read(reader)
             return "the mind closed the connection"

@@ -136,14 +136,15 @@ class Keeper:
 
     async def use(self, settings: RouterSettings) -> None:
         """Other settings in all processes; raises ConfigError, and then all have the old ones."""
-        old, changed = Use(_json(self._settings)), Use(_json(settings))
+        before, self._settings = self._settings, settings  # of a child that starts meanwhile, too
+        old, changed = Use(_json(before)), Use(_json(settings))
         for number, post in enumerate(self.posts):
             answer = await post.tell(changed, USE_SECONDS)
             if isinstance(answer, Wrong):
                 for told in self.posts[: number + 1]:
                     await told.tell(old, USE_SECONDS)
+                self._settings = before
                 raise ConfigError(answer.problem)
-        self._settings = settings
 
     async def text(self) -> bytes:
         """Metrics of all processes, in Prometheus' text form."""

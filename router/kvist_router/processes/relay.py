@@ -35,5 +35,5 @@ async def build(settings: RouterSettings, inherited: Inherited) -> AsyncIterator
         background("mind", mind.follow, tasks),
         relay_side(settings, mind, mind, metrics, tasks, exposition, settings.reader) as side,
     ):
-        served = Served(side.app, inherited.sockets.listener, side.tls)
+        served = Served(side.app, inherited.sockets.listener, side.tls, shared=True)
         yield Side(Servers([served], limits, on_stop=mind.stop), side.use)
