@@ -17,7 +17,7 @@ def replica(name: str, seconds: float, requests: int = 0, **more: float) -> Cand
 def test_the_tie_band_is_as_wide_as_told() -> None:
     candidates = [replica("quick", 1.0, requests=3), replica("idle", 1.2)]
     assert policy("kvist").choose(candidates, Random(0)).name == "quick"
-    for weights in (PolicyWeights(tie_ratio=0.25), PolicyWeights(tie_seconds=0.25)):
+    for weights in (PolicyWeights(tie_ratio=0.9), PolicyWeights(tie_seconds=0.9)):
         assert policy("kvist", weights).choose(candidates, Random(0)).name == "idle"
 
 
