@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from kvist_connector.errors import TierError
@@ -54,10 +54,15 @@ class Item:
 
 @dataclass(frozen=True)
 class Read:
-    """One read of a batch: fill the buffers in turn with the object's first bytes."""
+    """One read of a batch: fill the buffers in turn with the object's first bytes.
+
+    A store that has them piece by piece may tell `seen` of each, in order, once it is in its buffer, from
+    any thread; a store need not.
+    """
 
     key: bytes
     into: Sequence[memoryview]
+    seen: Callable[[memoryview], None] | None = None
 
 
 class ElsewhereError(TierError):

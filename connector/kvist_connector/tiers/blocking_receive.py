@@ -9,20 +9,26 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from collections.abc import Callable
 from typing import Final
 
 # Below, starting a thread costs more than it saves.
 LEAST_BYTES: Final = 512 * 1024
+_PIECE_BYTES: Final = 1024 * 1024  # stays in a core's cache
+Seen = Callable[[memoryview], None]
 
 
-async def receive_all(sock: socket.socket, view: memoryview) -> int:
+async def receive_all(sock: socket.socket, view: memoryview, seen: Seen | None = None) -> int:
     """Bytes received: less than the view has room for only when the connection ended.
 
-    Whoever gives up ends the connection: the thread has let go of the view when this returns.
+    `seen` is told of each piece, in the thread. Whoever gives up ends the connection: the thread has let go
+    of the view when this returns.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[int] = loop.create_future()
-    thread = threading.Thread(target=_receive, args=(loop, done, sock, view), name="receive", daemon=True)
+    thread = threading.Thread(
+        target=_receive, args=(loop, done, sock, view, seen), name="receive", daemon=True
+    )
     thread.start()
     try:
         return await asyncio.shield(done)
@@ -35,11 +41,23 @@ async def receive_all(sock: socket.socket, view: memoryview) -> int:
 
 
 def _receive(
-    loop: asyncio.AbstractEventLoop, done: asyncio.Future[int], sock: socket.socket, view: memoryview
+    loop: asyncio.AbstractEventLoop,
+    done: asyncio.Future[int],
+    sock: socket.socket,
+    view: memoryview,
+    seen: Seen | None,
 ) -> None:
+    count = 0
     try:
         sock.setblocking(True)
-        count = sock.recv_into(view, view.nbytes, socket.MSG_WAITALL)
+        while count < view.nbytes:
+            piece = view[count : count + _PIECE_BYTES]
+            came = sock.recv_into(piece, piece.nbytes, socket.MSG_WAITALL)
+            if seen is not None:
+                seen(piece[:came])
+            count += came
+            if came < piece.nbytes:
+                break
         sock.setblocking(False)
     except OSError as error:
         loop.call_soon_threadsafe(done.set_exception, error)

@@ -131,15 +131,22 @@ class Coding:
             body = keys.encrypt(body, _authenticated(header))
         return msgspec.structs.replace(header, checksum=checksum(body)), body
 
-    def decode(self, header: Header, stored: Sequence[memoryview], into: Sequence[memoryview]) -> None:
+    def decode(
+        self,
+        header: Header,
+        stored: Sequence[memoryview],
+        into: Sequence[memoryview],
+        digest: bytes | None = None,
+    ) -> None:
         """Verify the body, which is the first bytes of `stored`, and leave its raw bytes in `into`.
 
-        `stored` are the buffers of `into` and what follows them.
+        `stored` are the buffers of `into` and what follows them; `digest` is the body's checksum, if it has
+        been taken.
         """
         if header.codec not in _CODECS:
             raise IntegrityError(f"it has codec {header.codec!r}, which is not supported")
         body = _first(stored, header.stored_bytes)
-        if checksum(body) != header.checksum:
+        if (digest or checksum(body)) != header.checksum:
             raise IntegrityError("it does not match its checksum")
         if not header.codec and not header.key_id:
             _expect_all(header, header.stored_bytes)

@@ -29,6 +29,7 @@ from kvist_connector.tiers.header import (
     pack_header,
     unpack_header,
 )
+from kvist_connector.tiers.running import RunningChecksum
 
 __all__ = [
     "HEADER_BYTES",
@@ -82,7 +83,8 @@ class EnvelopeStore:
         head, tail = bytearray(HEADER_BYTES), bytearray(self._coding.extra_bytes)
         views = [*into, memoryview(tail)]
         start = self._coding.clock()
-        length = await self.inner.get(Read(self.name(fingerprint, key), [memoryview(head), *views]))
+        seen = RunningChecksum()
+        length = await self.inner.get(Read(self.name(fingerprint, key), [memoryview(head), *views], seen))
         if length is None:
             return None
         header = _expect(head, length, key)
@@ -94,13 +96,21 @@ class EnvelopeStore:
             )
         try:
             self._coding.refuse(header)
-            await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._coding.decode, header, views, into
-            )
+            await self._decode(header, views, into, seen.of(header.stored_bytes))
         except IntegrityError as error:
             raise type(error)(f"chunk {key.hex()}: {error}") from error
         self._coding.was_read(header, self._coding.clock() - start)
         return header
+
+    async def _decode(
+        self, header: Header, views: Sequence[memoryview], into: Sequence[memoryview], digest: bytes | None
+    ) -> None:
+        if digest is not None and not header.codec and not header.key_id:
+            self._coding.decode(header, views, into, digest)  # nothing is left to do
+            return
+        await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._coding.decode, header, views, into, digest
+        )
 
     async def put_if_absent(
         self,

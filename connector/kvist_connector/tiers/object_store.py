@@ -77,7 +77,7 @@ class ObjectStore(ChunkStore):
                 return None
             # As a stream it came at a fifth of the speed.
             body = memoryview(await found.bytes_async())
-            await asyncio.get_running_loop().run_in_executor(self._threads, filler.put, body)
+            await asyncio.get_running_loop().run_in_executor(self._threads, filler.put, body, read.seen)
             return int(found.meta["size"])
 
     async def sizes(self, keys: Sequence[bytes]) -> list[int | Exception | None]:

@@ -26,7 +26,7 @@ class Transfer(ABC):
         """Bytes of each object, None for a miss; at most MAX_NAMES names."""
 
     @abstractmethod
-    async def read(self, name: bytes, into: Sequence[memoryview]) -> int | None:
+    async def read(self, read: Read) -> int | None:
         """As ChunkStore.get."""
 
     @abstractmethod
@@ -72,7 +72,7 @@ class PeerStore(ReadOnlyStore):
 
     async def get(self, read: Read) -> int | None:
         """See ChunkStore."""
-        return await self._transfer.read(read.key, read.into)
+        return await self._transfer.read(read)
 
     async def sizes(self, keys: Sequence[bytes]) -> list[int | Exception | None]:
         """See ChunkStore."""

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import httptools
 
-from kvist_connector.tiers.blocking_receive import LEAST_BYTES, receive_all
+from kvist_connector.tiers.blocking_receive import LEAST_BYTES, Seen, receive_all
 from kvist_connector.tiers.pieces import PIECE_BYTES
 from kvist_connector.tls import LiveContext
 
@@ -83,13 +83,13 @@ class Connection:
         self.used = True
         return answer
 
-    async def receive(self, into: Sequence[memoryview]) -> int:
-        """Fill the buffers with what comes next of the body; the bytes filled."""
+    async def receive(self, into: Sequence[memoryview], seen: Seen | None = None) -> int:
+        """Fill the buffers with what comes next of the body; the bytes filled. `seen` as in base.Read."""
         filled = 0
         for view in into:
             rest = view.cast("B")[: self._left]
             while rest.nbytes:
-                count = await self._some(rest)
+                count = await self._some(rest, seen)
                 rest = rest[count:]
                 filled += count
         return filled
@@ -114,20 +114,24 @@ class Connection:
         await self._loop.sock_sendall(self._socket, data)
 
     async def _recv_into(self, view: memoryview) -> int:
-        if view.nbytes < LEAST_BYTES:
-            return await self._loop.sock_recv_into(self._socket, view)
-        return await receive_all(self._socket, view)
+        return await self._loop.sock_recv_into(self._socket, view)
 
-    async def _some(self, view: memoryview) -> int:
+    async def _recv_much(self, view: memoryview, seen: Seen | None) -> int:
+        return await receive_all(self._socket, view, seen)
+
+    async def _some(self, view: memoryview, seen: Seen | None) -> int:
         if self._early.nbytes:
             count = min(self._early.nbytes, view.nbytes)
             view[:count] = self._early[:count]
             self._early = self._early[count:]
+        elif view.nbytes < LEAST_BYTES:
+            count = await self._recv_into(view)
         else:
-            # Not more at a time: the copy holds the loop.
-            count = await self._recv_into(view[:PIECE_BYTES])
-            if not count:
-                raise ConnectionResetError(f"the connection was closed {self._left} bytes before the end")
+            count, view = await self._recv_much(view, seen), view[:0]
+        if not count:
+            raise ConnectionResetError(f"the connection was closed {self._left} bytes before the end")
+        if seen is not None and view.nbytes:
+            seen(view[:count])
         self._left -= count
         return count
 
@@ -155,6 +159,10 @@ class TlsConnection(Connection):
     async def _send(self, data: bytes) -> None:
         self._writer.write(data)
         await self._writer.drain()
+
+    async def _recv_much(self, view: memoryview, seen: Seen | None) -> int:
+        # Not more at a time: the copy holds the loop, and so would a checksum.
+        return await self._recv_into(view[:PIECE_BYTES])
 
     async def _recv_into(self, view: memoryview) -> int:
         data = await self._reader.read(view.nbytes)

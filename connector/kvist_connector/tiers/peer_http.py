@@ -17,6 +17,7 @@ import msgspec
 from kvist_connector import names
 from kvist_connector.errors import ConfigError, TierError
 from kvist_connector.protocol.peer import CONTENT_TYPE, MAX_BODY_BYTES, Question, Sizes
+from kvist_connector.tiers.base import Read
 from kvist_connector.tiers.peer import Transfer
 from kvist_connector.tiers.peer_connection import Answer, Connection, TlsConnection
 from kvist_connector.tls import LiveContext
@@ -63,14 +64,14 @@ class HttpTransfer(Transfer):
             raise TierError(f"{self._url} answers with {len(found)} sizes for {len(asked)} names")
         return found
 
-    async def read(self, name: bytes, into: Sequence[memoryview]) -> int | None:
+    async def read(self, read: Read) -> int | None:
         """See Transfer."""
-        path = f"{names.PATH_PEER_CHUNKS}/{name.hex()}"
+        path = f"{names.PATH_PEER_CHUNKS}/{read.key.hex()}"
         async with self._exchange("GET", path) as (connection, answer):
             if answer.status == 404:
                 return None
             length = self._expect(answer)
-            await connection.receive(into)
+            await connection.receive(read.into, read.seen)
         return length
 
     async def give(self, take: bytes) -> bytes:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from kvist_connector.tiers.base import Buffer
 
 # A copy of this size takes about a millisecond.
 PIECE_BYTES = 4 * 1024 * 1024
+_SEEN_BYTES = 512 * 1024
 
 
 class Filler:
@@ -17,12 +18,15 @@ class Filler:
         self._left = [view.cast("B") for view in into if view.nbytes]
         self.room = sum(view.nbytes for view in self._left)
 
-    def put(self, data: Buffer) -> None:
-        """Copy what comes next."""
+    def put(self, data: Buffer, seen: Callable[[memoryview], None] | None = None) -> None:
+        """Copy what comes next; `seen` is told of each piece while it is in a core's cache."""
         source = memoryview(data).cast("B")
+        most = source.nbytes if seen is None else _SEEN_BYTES
         while source.nbytes and self._left:
-            count = min(source.nbytes, self._left[0].nbytes)
+            count = min(source.nbytes, self._left[0].nbytes, most)
             self._left[0][:count] = source[:count]
+            if seen is not None:
+                seen(self._left[0][:count])
             self.room -= count
             source = source[count:]
             rest = self._left[0][count:]
