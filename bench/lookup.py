@@ -3,9 +3,9 @@
     python -m bench.lookup [--chunks N]
 
 One connection sends lookups of 512 keys through the agent's socket, a hundred a second (more than engines
-that prefill such prompts could), and waits for each answer; chunks are 64 bytes large, since only the books
-are measured. Their peer is the floor: a message of the same size that comes back from an echo through a
-socket of the same kind.
+that prefill such prompts could), and waits until it has decoded the answer, in a thread that sleeps in the
+kernel as an engine's does; chunks are 64 bytes large, since only the books are measured. Their peer is the
+floor: a message of the same size that comes back from an echo through a socket of the same kind.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import os
 import random
+import socket
 import statistics
 import sys
 import tempfile
@@ -21,18 +22,20 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from bench import harness
 from bench.agent_process import AgentProcess
 from kvist_connector.arena.geometry import HEADER_BYTES
 from kvist_connector.protocol import engine as wire
+from kvist_connector.protocol.framing import FrameDecoder, encode
 from kvist_connector.testing.fake_engine import FakeEngine, layout
 
 CHUNKS: Final = 1_000_000
 KEYS: Final = 512  # 128k tokens in chunks of 256
 CHUNK_BYTES: Final = 64
 PAUSE: Final = 0.01  # seconds
+DEADLINE: Final = 20.0
 GOAL_P99: Final = 0.001
 GOAL_BYTES: Final = 2048
 _ROOT: Final = bytes(16)
@@ -44,7 +47,7 @@ def run(options: harness.Options) -> harness.Result:
     with tempfile.TemporaryDirectory(prefix="kvist-bench-") as folder:
         memory = int((chunks + 4096) * (CHUNK_BYTES + HEADER_BYTES) * 1.15)
         with AgentProcess(Path(folder), memory=str(memory)) as agent:
-            return asyncio.run(_measure(agent, chunks, options.rounds(2000, 200)))
+            return asyncio.run(_measure(agent, chunks, options.rounds(1000, 200)))
 
 
 async def _measure(agent: AgentProcess, chunks: int, rounds: int) -> harness.Result:
@@ -63,9 +66,10 @@ async def _measure(agent: AgentProcess, chunks: int, rounds: int) -> harness.Res
         ],
         "none known": [[draw.randbytes(16) for _ in range(KEYS)] for _ in range(rounds)],
     }
-    times = {name: [await _lookup(engine, keys) for keys in given] for name, given in asked.items()}
-    async with _echo(Path(agent.folder) / "echo") as (reader, writer):
-        times["echo of as many bytes"] = [await _echoed(reader, writer) for _ in range(rounds)]
+    with _Asker(agent.socket) as asker:
+        times = {name: await asyncio.to_thread(asker.ask, given) for name, given in asked.items()}
+    async with _echo(Path(agent.folder) / "echo") as path:
+        times["echo of as many bytes"] = await asyncio.to_thread(_echoed, path, rounds)
     await engine.stop()
     return _result(times, len(prompts) * KEYS, each)
 
@@ -85,38 +89,73 @@ async def _commit(engine: FakeEngine, prompt: Sequence[bytes]) -> None:
         engine.scheduler.send(wire.Step(commits=tuple(commits)))
 
 
-async def _lookup(engine: FakeEngine, keys: Sequence[bytes]) -> float:
-    joined = b"".join(keys)
-    began = time.perf_counter()
-    engine.scheduler.send(wire.Lookup(request="r", keys=joined, tokens=8 * len(keys)))
-    await engine.scheduler.expect(wire.Answer)
-    taken = time.perf_counter() - began
-    engine.scheduler.send(wire.Step(releases=("r",)))
-    await asyncio.sleep(PAUSE)
-    return taken
+class _Asker:
+    """A scheduler half that does nothing but look up."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(DEADLINE)
+        self._socket.connect(str(path))
+        self._decoder: FrameDecoder[wire.ToEngine] = FrameDecoder(wire.ToEngine)
+        self._send(
+            wire.Hello(protocol=1, role="scheduler", engine="b", member="s-b", rank=0, pid=os.getpid())
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def ask(self, prompts: Sequence[Sequence[bytes]]) -> list[float]:
+        """Seconds until the answer to each is decoded."""
+        taken = []
+        for keys in prompts:
+            joined = b"".join(keys)
+            began = time.perf_counter()
+            self._send(wire.Lookup(request="r", keys=joined, tokens=8 * len(keys)))
+            self._answer()
+            taken.append(time.perf_counter() - began)
+            self._send(wire.Step(releases=("r",)))
+            time.sleep(PAUSE)
+        return taken
+
+    def _send(self, message: wire.Message) -> None:
+        self._socket.sendall(encode(message))
+
+    def _answer(self) -> None:
+        while True:
+            data = self._socket.recv(65536)
+            if not data:
+                raise ConnectionError("the agent closed the connection")
+            if any(isinstance(message, wire.Answer) for message in self._decoder.feed(data)):
+                return
 
 
 @asynccontextmanager
-async def _echo(path: Path) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def _echo(path: Path) -> AsyncIterator[Path]:
     async def back(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
             writer.write(data)
         writer.close()
 
     async with await asyncio.start_unix_server(back, str(path)):
-        reader, writer = await asyncio.open_unix_connection(str(path))
-        yield reader, writer
-        writer.close()
-        await writer.wait_closed()
+        yield path
     os.unlink(path)
 
 
-async def _echoed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> float:
-    data = bytes(16 * KEYS)
-    began = time.perf_counter()
-    writer.write(data)
-    await reader.readexactly(len(data))
-    return time.perf_counter() - began
+def _echoed(path: Path, rounds: int) -> list[float]:
+    data, taken = bytes(16 * KEYS), []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as ours:
+        ours.settimeout(DEADLINE)
+        ours.connect(str(path))
+        for _ in range(rounds):
+            began = time.perf_counter()
+            ours.sendall(data)
+            ours.recv(len(data), socket.MSG_WAITALL)
+            taken.append(time.perf_counter() - began)
+            time.sleep(PAUSE)
+    return taken
 
 
 def _result(times: dict[str, list[float]], chunks: int, each: float) -> harness.Result:
