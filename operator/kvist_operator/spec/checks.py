@@ -68,6 +68,20 @@ def chunk_supported(cluster: CacheCluster, facts: Facts) -> Violation | None:
     )
 
 
+def quotas_hold_a_chunk(cluster: CacheCluster, facts: Facts) -> Violation | None:
+    """Less than a chunk is none: that must be meant."""
+    for i, tenant in enumerate(cluster.spec.router.tenants):
+        tokens = tenant.cache_tokens
+        if tokens is not None and 0 < tokens < CHUNK_TOKENS:
+            return Violation(
+                f"spec.router.tenants[{i}].cacheTokens",
+                str(tokens),
+                f"one chunk has {CHUNK_TOKENS} tokens",
+                f"set at least {CHUNK_TOKENS}, or 0 to keep nothing of it",
+            )
+    return None
+
+
 def chunk_divides(cluster: CacheCluster, facts: Facts) -> Violation | None:
     """Loads and stores move whole blocks of a chunk."""
     cache, engine = cluster.spec.cache, cluster.spec.engine
@@ -219,6 +233,7 @@ def devices_suffice(cluster: CacheCluster, facts: Facts) -> Violation | None:
 
 CHECKS: Final[tuple[Check, ...]] = (
     chunk_supported,
+    quotas_hold_a_chunk,
     cpu_block,
     chunk_divides,
     chunk_fits,

@@ -9,7 +9,15 @@ from typing import Final
 
 from kvist_connector.quantity import format_quantity, parse_quantity
 from kvist_operator.spec.amounts import gpu_resource, round_up
-from kvist_operator.spec.checks import Check, Facts, Violation, chunk_divides, chunk_supported, cpu_block
+from kvist_operator.spec.checks import (
+    Check,
+    Facts,
+    Violation,
+    chunk_divides,
+    chunk_supported,
+    cpu_block,
+    quotas_hold_a_chunk,
+)
 from kvist_operator.spec.cluster import MAX_NAME, CacheCluster
 
 
@@ -136,6 +144,7 @@ KUBE_CHECKS: Final[tuple[Check, ...]] = (
     model_is_there,
     adapters_are_there,
     chunk_supported,
+    quotas_hold_a_chunk,
     cpu_block,
     chunk_divides,
     devices_match,
