@@ -1,10 +1,11 @@
 """Sessions of coding and web agents through two real engines: what routing and caching give together.
 
-    python -m bench.agents --trace miniswe_text.jsonl.gz --trace magagent_text.jsonl.gz
+    python -m bench.agents --trace miniswe_text.jsonl.gz --trace magagent_text.jsonl.gz [--pieces FOLDER]
 
 Three forms of the same two engines: plain vLLM behind round robin, with connector behind round robin, Kvist.
-Lines of a trace are {"timestamp": us, "session_id", "input", "output"}, one request each, plain or gzip. They
-are made smaller to fit the machine, and keep their shape: see `smaller`.
+Lines of a trace are {"timestamp": us, "session_id", "input", "output"}, one request each, plain or gzip.
+They are made smaller to fit the machine, and keep their shape: see `smaller`. Each form is kept in
+`--pieces`: what is there is done.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import msgspec
 
 from bench import harness
 from bench.prompts import model_folder
@@ -221,12 +223,21 @@ def run(options: harness.Options) -> harness.Result:
         for session in read(path, 2 if options.quick else SESSIONS, 3 if options.quick else TURNS)
     ]
     sessions.sort(key=lambda session: (session.begin, session.trace))
-    played = []
     with tempfile.TemporaryDirectory(prefix="kvist-bench-") as folder:
-        for number, form in enumerate(FORMS):
-            print(f"--- {form}", flush=True)
-            played.append(play(form, sessions, Path(folder) / str(number)))
+        pieces = options.extra.pieces or Path(folder)
+        pieces.mkdir(parents=True, exist_ok=True)
+        played = [
+            _kept(pieces / f"{number}.json", form, sessions, Path(folder) / f"run{number}")
+            for number, form in enumerate(FORMS)
+        ]
     return _result(played, sessions)
+
+
+def _kept(piece: Path, form: str, sessions: Sequence[Session], folder: Path) -> Played:
+    if not piece.exists():
+        print(f"--- {form}", flush=True)
+        piece.write_bytes(msgspec.json.encode(play(form, sessions, folder)))
+    return msgspec.json.decode(piece.read_bytes(), type=Played)
 
 
 def _result(played: Sequence[Played], sessions: Sequence[Session]) -> harness.Result:
@@ -269,6 +280,7 @@ def _row(played: Played) -> tuple[str, ...]:
 def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, action="append", default=[], metavar="FILE",
                         help="a trace of agents; may be given again")  # fmt: skip
+    parser.add_argument("--pieces", type=Path, metavar="FOLDER", help="keep each form, go on from there")
 
 
 if __name__ == "__main__":
