@@ -61,6 +61,13 @@ ALERTS: Final = (
         "Routers derive other tokens than the engines and ask them instead, which is slower.",
     ),
     Alert(
+        "KvistRouterProcessEnded",
+        "sum(increase(kvist_router_process_restarts_total{@}[15m])) > 0",
+        0,
+        "warning",
+        "A process of a router ended or hung; meanwhile requests may have gone by hash, or streams ended.",
+    ),
+    Alert(
         "KvistTierFailing",
         'sum by (tier) (rate(kvist_agent_tier_operation_seconds_count{@,outcome=~".+Error"}[5m])) > 0.1',
         10,
