@@ -94,8 +94,10 @@ async def mind_side(
 
 def _link(settings: RouterSettings) -> AgentLink:
     agent = settings.agent
-    tls = LiveContext("client", agent.tls, "agent.tls") if agent.tls.used else None
-    return AgentLink(settings.reader, agent.token_file, tls)
+    if not agent.tls.used:
+        return AgentLink(settings.reader, agent.token_file)
+    tls, serving = (LiveContext(kind, agent.tls, "agent.tls") for kind in ("client", "server"))
+    return AgentLink(settings.reader, agent.token_file, tls, serving)
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from kvist_connector.testing.agent_process import AgentProcess
 from kvist_connector.testing.fake_engine import FakeEngine as EngineHalf
 from kvist_connector.testing.fake_engine import prompt_keys
 from kvist_connector.tls import AGENT_NAME, LiveContext, MutualTls
+from kvist_router.mind.interface import Decision, Metadata, Report
 from kvist_router.testing.engine import FakeEngine
 
 KEYS = prompt_keys(range(64))
@@ -139,6 +141,34 @@ async def test_peers_read_each_other_under_tls(start, authority, tmp_path) -> No
     assert not (await outsider.lookup(KEYS[:6])).refs
     for half in (writer, reader, outsider):
         await half.stop()
+
+
+async def test_routers_tell_each_other_under_tls_what_they_send(
+    router, http, until, authority, tmp_path
+) -> None:
+    agent = {"tls": written(tmp_path / "r", authority)}
+    with socket.socket() as one, socket.socket() as two:
+        for free in (one, two):
+            free.bind(("127.0.0.1", 0))
+        ports = [free.getsockname()[1] for free in (one, two)]
+    urls = [f"https://localhost:{port}" for port in ports]
+    async with FakeEngine() as engine:
+        listed = [{"name": "e", "url": engine.url}]
+        first, second = [
+            await router(replicas=listed, agent=agent, neighbours={"port": port, "urls": urls})
+            for port in ports
+        ]
+        await until(lambda: first.mind.unheard() == second.mind.unheard() == 0)
+        body = b'{"model": "m", "prompt": "hello"}'
+        decision = await first.mind.decide(body, Metadata("completions"))
+        assert isinstance(decision, Decision)
+        await until(lambda: second.mind.replicas["e"].elsewhere.requests == 1)
+        await first.mind.report(decision.id, Report("ended"))
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    trusting.check_hostname = False
+    async with http.get(f"{urls[0]}/v1/kvist/dispatches", ssl=trusting) as answer:
+        assert answer.status == 401
 
 
 def test_new_files_are_taken_and_wrong_ones_are_not(authority, tmp_path, caplog) -> None:

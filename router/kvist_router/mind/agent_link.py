@@ -18,6 +18,7 @@ class AgentLink:
     reader: str
     token_file: Path | None = None
     tls: LiveContext | None = None
+    serving: LiveContext | None = None  # of the port where other routers read, who show the same certificates
 
     def security(self) -> dict[str, Any]:
         """Arguments of a request by which TLS is spoken to agents that have it."""

@@ -54,7 +54,7 @@ def values(cluster: CacheCluster, context: Context) -> dict[str, str]:
         # The headless Service's name stands for the addresses of all pods.
         "peer.urls": f"http://{name_of(cluster, ENGINE)}.{context.namespace}.svc:{names.PORT_PEER}",
         "peer.address": "$(POD_IP)",
-        "neighbour.urls": f"http://{neighbour_service(cluster)}.{context.namespace}.svc"
+        "neighbour.urls": f"{_neighbour_scheme(cluster)}://{neighbour_service(cluster)}.{context.namespace}.svc"
         f":{names.PORT_ROUTER_NEIGHBOURS}",
         "path.model": inside(model.volume.path) if model.volume is not None else model.name,
         "path.config": CONFIG,
@@ -70,6 +70,10 @@ def values(cluster: CacheCluster, context: Context) -> dict[str, str]:
         **{f"port.{name}": str(port) for name, port in PORTS.items()},
         **{f"lora.{a.name}": inside(a.path) if a.path[0] in "./" else a.path for a in model.lora_adapters},
     }
+
+
+def _neighbour_scheme(cluster: CacheCluster) -> str:
+    return "https" if agent_tls_files(cluster) else "http"
 
 
 def neighbour_service(cluster: CacheCluster) -> str:
