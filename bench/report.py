@@ -35,6 +35,7 @@ BENCHES = (
     "capacity73",
     "eviction",
     "lookup",
+    "mirror",
     "breakeven",
 )
 ON_TRACES = ("routing", "eviction")

@@ -97,6 +97,7 @@ def describe(replica: Replica) -> dict[str, Any]:
         "breaker": replica.breaker.state,
         "models": sorted(replica.models),
         "mirrored": replica.mirrored(time.monotonic()),
+        "trust": {"share": replica.trust.share, "doubted": replica.trust.doubted},
         "feed": {
             "live": replica.feed_live,
             "problem": replica.feed_problem,

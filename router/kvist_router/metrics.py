@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from kvist_connector import names
 from kvist_router.mind.admission.metrics import AdmissionMetrics
+from kvist_router.mind.reuse_metrics import ReuseMetrics
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _DECISION_SECONDS = (0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5)
@@ -125,27 +126,7 @@ class MindMetrics:
             "kvist_router_predicted_tokens_total", "Prompt tokens predicted to be reused.", registry=registry
         )
         self.prompt = Counter("kvist_router_prompt_tokens_total", "Prompt tokens sent.", registry=registry)
-        self.recorded_requests = Counter(
-            "kvist_router_recorded_requests_total",
-            "Requests whose engine reported what it reused.",
-            registry=registry,
-        )
-        self.recorded_tokens = Counter(
-            "kvist_router_recorded_prompt_tokens_total", "Prompt tokens of those requests.", registry=registry
-        )
-        self.hit_requests = Counter(
-            "kvist_router_hit_requests_total",
-            "Of those, requests that reused at least one chunk.",
-            registry=registry,
-        )
-        self.hit_tokens = Counter(
-            "kvist_router_hit_tokens_total", "Tokens reused, by tier.", [names.LABEL_TIER], registry=registry
-        )
-        self.saved = Counter(
-            "kvist_router_saved_seconds_total",
-            "Estimated: recompute minus load time of reused tokens, once an engine's speed is measured.",
-            registry=registry,
-        )
+        self.reuse = ReuseMetrics(registry)
         self.mismatches = Counter(
             "kvist_router_token_mismatches_total",
             "Requests whose tokens the engine saw differently than the router.",
@@ -168,6 +149,18 @@ class MindMetrics:
         )
         self.task_failures = TaskMetrics(registry).task_failures
 
+        self._compared = Counter(
+            "kvist_router_compared_tokens_total",
+            "Tokens of requests whose reuse was predicted and reported: as predicted, and as found.",
+            [names.LABEL_REPLICA, "of"],
+            registry=registry,
+        )
+        self.trust = Gauge(
+            "kvist_router_view_trust",
+            "Share of the predicted reuse that is found at the replica; below 0.7 its view is believed less.",
+            replica,
+            registry=registry,
+        )
         self.neighbours = Gauge(
             "kvist_router_neighbours",
             "Other routers of the cluster: those whose dispatches are heard, and those that are unheard.",
@@ -207,6 +200,11 @@ class MindMetrics:
         for of, seconds in (("actual", actual), ("predicted", predicted), ("elsewhere", elsewhere)):
             self._shadow_seconds.labels(policy, of).inc(seconds)
 
+    def compared(self, replica: str, predicted: int, found: int) -> None:
+        """Count a prediction and what became of it."""
+        self._compared.labels(replica, "predicted").inc(predicted)
+        self._compared.labels(replica, "found").inc(found)
+
     def remote_tokenize(self, reason: str) -> None:
         """Count a fallback; `reason` is from the closed list of NotExact."""
         self._remote.labels(reason).inc()
@@ -214,5 +212,8 @@ class MindMetrics:
     def forget(self, replica: str) -> None:
         """Drop the series of a replica that was removed, or label values would pile up."""
         self._sent.pop(replica, None)
-        for metric in (self.decisions, self.healthy, self.feed, self.feed_breaks, self.breaker):
+        for metric in (self.decisions, self.healthy, self.feed, self.feed_breaks, self.breaker, self.trust):
             metric.remove(replica)
+        for of in ("predicted", "found"):
+            self._compared.remove(replica, of)
+        self.reuse.forget(replica)

@@ -224,3 +224,30 @@ def test_the_benches_run(bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     name = bench.__name__.split(".")[1]
     assert harness.main(name, bench.run, bench._arguments, arguments) == 0
     assert "mean TTFT" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_hot_prefix_gets_copies_and_others_do_not() -> None:
+    """Three of four requests begin alike, more than one engine can answer; the rest have 30 beginnings."""
+    hot, fresh, trace = range(8), 10**6, []
+    for number in range(900):
+        group = range(100 + number % 30 * 8, 108 + number % 30 * 8) if number % 4 == 0 else hot
+        blocks = (*group, fresh + 2 * number, fresh + 2 * number + 1)
+        trace.append(Request(number, number / 30, 10 * 512 + 100, 300, blocks))
+    cluster = engines(EngineSpec(1500))
+    simulate(trace, cluster, Kvist(cluster, 0, policy("kvist")))
+
+    def copies(first: int) -> int:
+        return sum(engine.pool.hit(range(first, first + 8)) == 8 for engine in cluster)
+
+    assert copies(0) >= 4
+    assert sum(copies(100 + 8 * group) for group in range(30)) <= 36
+
+
+def test_of_a_burst_that_begins_alike_the_first_computes_and_the_rest_follow() -> None:
+    """Twelve at once: few compute the beginning, for that no one waits behind all others."""
+    trace = [Request(n, n * 0.001, 40 * 512 + 200, 50, tuple(range(40))) for n in range(12)]
+    cluster = engines(EngineSpec(2500))
+    found = simulate(trace, cluster, Kvist(cluster, 0, policy("kvist")))
+    computed = sum(engine.pool.hit(range(40)) == 40 for engine in cluster)
+    assert computed <= 4
+    assert found.mean < 2 * prefill(8192) * 40 * 512 / 8192

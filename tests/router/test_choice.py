@@ -12,8 +12,19 @@ from hypothesis import strategies as st
 
 from kvist_connector.planner import PrefillModel, TierPrice
 from kvist_connector.protocol.tiers import Tier
-from kvist_router.mind.choice import STANDSTILL, TIE_RATIO, TIE_SECONDS, Candidate, delays, tie_band
+from kvist_router.mind.choice import (
+    STANDSTILL,
+    TIE_RATIO,
+    TIE_SECONDS,
+    TURNOVER,
+    WORK,
+    Candidate,
+    delays,
+    tie_band,
+    work,
+)
 from kvist_router.mind.cost import CORRECTION_RANGE, Cost, Match, Speeds, corrected, prompt_cost
+from kvist_router.mind.lately import LATELY_SECONDS, Lately
 from kvist_router.mind.mirror import NO_HIT, ApproximateIndex, Hit
 from kvist_router.mind.pending import Pending
 from kvist_router.mind.policies import POLICIES, policy
@@ -88,8 +99,10 @@ def test_reuse_is_whole_blocks_and_leaves_a_token_to_compute(
 def test_kvist_takes_one_of_the_equal_least_with_fewest_outstanding(items, seed: int) -> None:
     candidates = [candidate(str(n), *item) for n, item in enumerate(items)]
     chosen = policy("kvist").choose(candidates, Random(seed)).name
-    least = min(item.cost.total for item in candidates)
-    band = [item for item in candidates if item.cost.total <= least + max(TIE_RATIO * least, TIE_SECONDS)]
+    costs = [item.cost.total + work(item, 0.0) for item in candidates]
+    ttft = candidates[costs.index(min(costs))].cost.total
+    limit = min(costs) + max(TIE_RATIO * ttft, TIE_SECONDS)
+    band = [item for item, cost in zip(candidates, costs, strict=True) if cost <= limit]
     assert tie_band(candidates) == band
     fewest = min(item.outstanding_tokens for item in band)
     assert chosen in {item.name for item in band if item.outstanding_tokens == fewest}
@@ -107,9 +120,11 @@ def test_a_conversation_stays_where_its_longer_prefix_is(
     own = Match(Hit(shared + extra, MEMORY * (shared + extra)), (shared + extra) * 256)
     other = Match(Hit(shared, MEMORY * shared), shared * 256)
     tokens = (shared + extra) * 256 + rest
+    costs = {"other": other, "own": own, "another": other}
     candidates = [
-        Candidate(name, cost(match, tokens, speeds=speeds), 0, 0)
-        for name, match in (("other", other), ("own", own), ("another", other))
+        Candidate(name, found, 0, 0, prompt=tokens)
+        for name, match in costs.items()
+        for found in [cost(match, tokens, speeds=speeds)]
     ]
     assert policy("kvist").choose(candidates, Random(seed)).name == "own"
 
@@ -148,6 +163,51 @@ def test_others_wait_for_our_prefill_and_our_space_and_answers_stand_still_meanw
     found = Candidate("a", Cost(1.0, 0.0, 0.0, 2.0, 0), 0, 9, waiting=3, decoding=6, occupied=0.5)
     assert delays(found) == pytest.approx(3 * 2.0 + STANDSTILL * 6 * 2.0 + (3 + 6) * 0.5)
     assert delays(candidate("idle", 2.0)) == 0
+
+
+def test_where_more_is_computed_lately_than_elsewhere_computing_is_dearer() -> None:
+    """A tenth more to compute, but what is evicted there has been kept for longer."""
+    busy = Candidate("busy", Cost(0.0, 0.0, 0.0, 1.0, 0), 0, 0, lately=3000, prompt=10)
+    calm = Candidate("calm", Cost(0.0, 0.0, 0.0, 1.1, 0), 0, 0, lately=1000, prompt=10)
+    assert policy("kvist").choose([busy, calm], Random(0)).name == "calm"
+    assert work(busy, 2000) == pytest.approx(1.0 * (WORK + TURNOVER * 1000 / 2010))
+    assert work(calm, 2000) == pytest.approx(1.1 * (WORK - TURNOVER * 1000 / 2010))
+    assert work(candidate("nothing computed yet", 1.0), 0) == WORK
+
+
+def test_a_few_prompts_more_say_nothing_of_what_is_evicted() -> None:
+    """One has computed the last prompt, and goes on with it."""
+    last = Candidate("last", Cost(0.0, 0.0, 0.0, 0.8, 200), 0, 0, lately=1000, prompt=1000)
+    other = Candidate("other", Cost(0.0, 0.0, 0.0, 1.0, 0), 0, 0, prompt=1000)
+    assert policy("kvist").choose([other, last], Random(0)).name == "last"
+
+
+def test_a_prefix_that_is_being_computed_is_waited_for_within_a_bound() -> None:
+    """An idle replica would answer as early, or a third earlier, and compute it once more."""
+    idle = Candidate("idle", Cost(0.0, 0.0, 0.0, 1.0, 0), 0, 0)
+    for wait, taken in ((1.0, "leader"), (1.4, "leader"), (1.6, "idle")):
+        leader = Candidate("leader", Cost(wait, 0.0, 0.0, 0.01, 6000), 6000, 1, waiting=1, prompt=6100)
+        assert policy("kvist").choose([leader, idle], Random(0)).name == taken
+
+
+@pytest.mark.parametrize(("share", "taken"), [(0.1, "calm"), (0.5, "holder")])
+def test_a_beginning_that_many_share_does_not_gather_their_prompts_in_one_place(
+    share: float, taken: str
+) -> None:
+    """A few milliseconds less to compute decide only where a conversation goes on."""
+    prompt = round(512 / share)
+    holder = Candidate("holder", Cost(0.0, 0.0, 0.0, 0.999, 512), 0, 0, lately=1100, prompt=prompt)
+    calm = Candidate("calm", Cost(0.0, 0.0, 0.0, 1.0, 0), 0, 0, lately=1000, prompt=prompt)
+    assert policy("kvist").choose([holder, calm], Random(0)).name == taken
+
+
+def test_what_was_computed_long_ago_counts_less() -> None:
+    lately = Lately()
+    lately.add(1000, 5.0)
+    assert lately.tokens(5.0) == 1000
+    assert lately.tokens(5.0 + LATELY_SECONDS) == pytest.approx(1000 / math.e)
+    lately.add(1000, 5.0 + LATELY_SECONDS)
+    assert lately.tokens(5.0 + LATELY_SECONDS) == pytest.approx(1000 / math.e + 1000)
 
 
 def test_a_prefix_is_not_computed_twice_to_save_one_request_a_wait_that_all_others_get() -> None:

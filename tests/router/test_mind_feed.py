@@ -272,8 +272,11 @@ async def test_predictions_are_joined_with_what_happened(cluster, until, http) -
         assert [item["id"] for item in (await answer.json())["decisions"]] == [decision.id]
     async with http.get(f"{started.running.admin_url}/metrics") as answer:
         text = await answer.text()
-    assert "kvist_router_hit_requests_total 1.0" in text
-    assert 'kvist_router_hit_tokens_total{tier="memory"} 768.0' in text
+    whose = 'model="m",replica="r0",tenant="other"'
+    assert f"kvist_router_hit_requests_total{{{whose}}} 1.0" in text
+    assert f'kvist_router_hit_tokens_total{{{whose},tier="memory"}} 768.0' in text
+    # A chunk of the feed's prior size: 8 MiB for 256 tokens.
+    assert f'kvist_router_hit_bytes_total{{{whose},tier="memory"}} 2.5165824e+07' in text
     async with http.get(f"{started.running.admin_url}/v1/kvist/replicas") as answer:
         assert (await answer.json())["replicas"][0]["feed"]["keys"] == 3
     async with http.get(f"{started.running.admin_url}/v1/kvist/decisions/nobody") as answer:

@@ -254,6 +254,23 @@ async def test_what_a_neighbour_sent_is_not_sent_there_again(router, until) -> N
             await until(lambda other=other: first.mind.replicas[other.replica].elsewhere.requests == 0)
 
 
+async def test_a_router_with_several_addresses_counts_once(router, until, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret")
+    agent = {"token_file": str(tmp_path / "token")}
+    own, other = free_ports(2)
+    urls = [f"http://127.0.0.{number}:{other}" for number in (1, 2, 3)]
+    async with FakeEngine() as engine:
+        first = await router(replicas=listed([engine]), agent=agent, neighbours={"port": own, "urls": urls})
+        second = await router(
+            replicas=listed([engine]), agent=agent, neighbours={"host": "0.0.0.0", "port": other}
+        )
+        mine = await decided(second)
+        there = first.mind.replicas[mine.replica]
+        await until(lambda: there.elsewhere.requests > 0)
+        await until(lambda: first.mind.unheard() == 0)
+        assert there.elsewhere.requests == 1
+
+
 async def test_a_neighbour_with_another_token_is_unheard(router, until, tmp_path: Path) -> None:
     ports = free_ports(2)
     urls = [f"http://127.0.0.1:{port}" for port in ports]

@@ -32,7 +32,8 @@ def hits(metrics: str) -> dict[str, Any]:
             name = sample.name.removeprefix(_PREFIX)
             totals[name] = totals.get(name, 0.0) + sample.value
             if name == "hit_tokens_total":
-                tiers[sample.labels[LABEL_TIER]] = int(sample.value)
+                tier = sample.labels[LABEL_TIER]
+                tiers[tier] = tiers.get(tier, 0) + int(sample.value)
     return {
         "requests": _rate(totals, "hit_requests_total", "recorded_requests_total"),
         "tokens": _rate(totals, "hit_tokens_total", "recorded_prompt_tokens_total"),

@@ -155,6 +155,7 @@ class EngineLoad(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     prefill_seconds_per_token: float = 0.0  # linear term of planner.PrefillModel
     prefill_seconds_per_token2: float = 0.0  # quadratic term
     last_accepted: dict[str, str] = {}  # router id -> last router request id taken from it
+    decoded_reuse: float = 1.0  # share of answers that the next prompt of their conversation repeats
 
 
 class RequestRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -181,6 +181,10 @@ def _cache_aware(snapshot: Snapshot) -> Condition:
         if view.tokens_problem:
             message = f"{pod.name}: {view.tokens_problem}"
             return Condition(Type.CACHE_AWARE, False, reasons.TOKENS_DIFFER, message)
+        doubted = [engine.name for engine in engines if view.replicas[engine.name].doubted]
+        if doubted:
+            message = f"{pod.name}: {_names(doubted)} reuse less than their agents claim to hold"
+            return Condition(Type.CACHE_AWARE, False, reasons.VIEW_DOUBTED, message)
     if not engines:
         return Condition(Type.CACHE_AWARE, False, reasons.NONE_READY, "no engine is there to be mirrored")
     return Condition(Type.CACHE_AWARE, True, reasons.MIRRORING)

@@ -33,6 +33,7 @@ ROUTER_NOT_READY: Final = "RouterNotReady"
 ROUTER_SILENT: Final = "RouterSilent"
 NOT_MIRRORED: Final = "NotMirrored"
 TOKENS_DIFFER: Final = "TokensDiffer"
+VIEW_DOUBTED: Final = "ViewDoubted"
 NO_ROUTE: Final = "NoRoute"
 BACKEND_LOST: Final = "BackendLost"
 # Somebody has to do something.
@@ -81,6 +82,7 @@ MEANING: Final[Mapping[str, str]] = {
     ROUTER_SILENT: "A router's admin port does not answer the operator. Check NetworkPolicies.",
     NOT_MIRRORED: "A router does not know yet what an engine holds; requests are routed, reuse is by chance.",
     TOKENS_DIFFER: "A router asks engines for tokens: its own are not proven equal. Slower, right.",
+    VIEW_DOUBTED: "Engines reuse less than routers are told is there. Routed on, by less of it.",
     NO_ROUTE: "No router knows a healthy engine that serves this model.",
     BACKEND_LOST: "The shared tier does not answer. Engines use local ones; it is taken up again by itself.",
     INVALID_SPEC: "The spec cannot be carried out; what runs is left alone. Correct the named field.",
@@ -111,6 +113,7 @@ REMEDY: Final[Mapping[str, str]] = {
     ROUTER_SILENT: "NetworkPolicies have to let the operator reach the router's admin port",
     NOT_MIRRORED: "requests are served, reuse is by chance; if this stays, read that pod's log of the agent",
     TOKENS_DIFFER: "answers are right, only slower; give routers and engines the same revision of the model",
+    VIEW_DOUBTED: "answers are right; the logs of router and agent say what is claimed and not found",
     NO_ROUTE: "see what .status.engines says of each engine, then the router's log",
     BACKEND_LOST: "engines go on with local tiers; bring it back, it is used again by itself",
     INVALID_SPEC: "what runs is left alone until the field is corrected",

@@ -29,6 +29,7 @@ class ReplicaView:
     listed: bool = True  # its endpoint is ready and not ending: only then is it chosen
     models: tuple[str, ...] = ()
     problem: str = ""
+    doubted: bool = False  # its engine does not find what its view claims
 
 
 @dataclass(frozen=True)
@@ -108,4 +109,5 @@ def _replica(item: Mapping[str, Any]) -> ReplicaView:
         listed=bool(item.get("listed_ready", True)) and not item.get("terminating"),
         models=tuple(item.get("models") or ()),
         problem=str(item.get("problem") or item.get("feed", {}).get("problem") or ""),
+        doubted=bool((item.get("trust") or {}).get("doubted")),
     )

@@ -16,6 +16,9 @@ from kvist_router.mind.cost import Cost
 
 TIE_RATIO = 0.05  # costs within 5 % of the least's TTFT ...
 TIE_SECONDS = 0.005  # ... or 5 ms of it are equal
+WORK = 0.5  # a second of computing, in seconds of waiting for a first token
+TURNOVER = 0.25  # the same for as much more as is computed there than elsewhere
+CONVERSATION = 0.25  # of a prompt that is reused: a conversation goes on
 STANDSTILL = 0.5  # a second that an answer stands still, in seconds of waiting for its first token
 
 
@@ -29,6 +32,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     waiting: int = 0  # requests there that wait for their first token, whoever sent them
     decoding: int = 0  # requests there that are being answered
     occupied: float = 0.0  # expected seconds that another one waits longer for KV space, if it takes this one
+    lately: float = 0.0  # tokens computed there lately, whoever sent them
+    prompt: int = 0  # tokens
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
@@ -83,6 +88,22 @@ def delays(candidate: Candidate, standstill: float = STANDSTILL) -> float:
     return (waiting + standstill * decoding) * recompute + (waiting + decoding) * candidate.occupied
 
 
+def work(candidate: Candidate, mean: float) -> float:
+    """What the computing itself costs, whoever is there.
+
+        recompute * (WORK + TURNOVER * (lately - mean) / (mean + prompt))
+
+    It is taken from who comes next, and evicts as much as is computed, which is computed again if it is
+    wanted again. Where twice as much as the `mean` is computed chunks live half as long, and more of them are
+    wanted again; while it is a few prompts that says nothing. So a prefix that another request computes is
+    waited for, within a bound.
+    """
+    turnover = candidate.lately - mean
+    if turnover:
+        turnover /= mean + candidate.prompt
+    return candidate.cost.recompute * (WORK + TURNOVER * turnover)
+
+
 def tie_band(
     candidates: Sequence[Candidate], weights: Weights | None = None, unheard: int = 0
 ) -> list[Candidate]:
@@ -93,7 +114,11 @@ def tie_band(
     standstill, ratio, seconds = STANDSTILL, TIE_RATIO, TIE_SECONDS
     if weights is not None:
         standstill, ratio, seconds = weights.standstill, weights.tie_ratio, weights.tie_seconds
-    totals = [candidate.cost.total + delays(candidate, standstill) for candidate in candidates]
+    mean = sum(candidate.lately for candidate in candidates) / len(candidates)
+    totals = [
+        candidate.cost.total + delays(candidate, standstill) + work(candidate, mean)
+        for candidate in candidates
+    ]
     least = min(totals)
     ttft = candidates[totals.index(least)].cost.total
     limit = least + max(ratio * ttft, seconds) * (1 + unheard)
@@ -101,11 +126,16 @@ def tie_band(
 
 
 def least_outstanding(candidates: Sequence[Candidate], random: Random) -> Candidate:
-    """Fewest outstanding prefill tokens, then most reused, then random: never the first by order.
+    """Fewest outstanding prefill tokens, most reused, least computed lately, then random: never by order.
 
     The second keeps a conversation where its longer prefix is, when computing the difference is a matter of
-    milliseconds: it would otherwise be computed and kept in two places.
+    milliseconds: it would otherwise be computed and kept in two places. A beginning that many prompts share
+    is no conversation: it must be a quarter of the prompt.
     """
-    ranks = [(candidate.outstanding_tokens, -candidate.cost.reused) for candidate in candidates]
+    ranks = [
+        (item.outstanding_tokens, -reused if reused >= CONVERSATION * item.prompt else 0, item.lately)
+        for item in candidates
+        for reused in [item.cost.reused]
+    ]
     least = min(ranks)
     return random.choice([item for item, rank in zip(candidates, ranks, strict=True) if rank == least])

@@ -102,6 +102,7 @@ class Fleet:
                 self._metrics.healthy.labels(replica.name).set(replica.healthy)
                 self._metrics.feed.labels(replica.name).set(replica.feed_live)
                 self._metrics.breaker.labels(replica.name).set(replica.breaker.state != "closed")
+                self._metrics.trust.labels(replica.name).set(replica.trust.share)
             await asyncio.sleep(TICK_SECONDS)
 
 

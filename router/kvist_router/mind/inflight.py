@@ -83,6 +83,7 @@ class InFlightMap:
         entry.replica.outstanding_tokens += entry.uncached_tokens
         entry.replica.outstanding_requests += 1
         entry.replica.outstanding_prefills += 1
+        entry.replica.lately.add(entry.uncached_tokens, entry.decided)
         if self.watcher is not None:
             self.watcher.began(entry)
 

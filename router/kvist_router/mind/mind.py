@@ -412,6 +412,7 @@ class LocalMind:
             ],
             attempts=[*metadata.exclude, chosen.replica.name],
             last_chunk_key=chosen.keys[-1].hex() if comparable and chosen.keys else "",
+            tenant=metadata.tenant,
             elsewhere={name: other.replica for name, other in decided.elsewhere.items()},
         )
 

@@ -10,13 +10,13 @@ import logging
 from collections.abc import Callable
 
 from kvist_connector.protocol.engine import RequestRecord
-from kvist_connector.protocol.tiers import Tier
 from kvist_router.metrics import MindMetrics
 from kvist_router.mind.inflight import InFlight, InFlightMap
 from kvist_router.mind.interface import Report
 from kvist_router.mind.prompts import PromptSource
 from kvist_router.mind.records import DecisionRecord, Records, actual
 from kvist_router.mind.replica import Replica
+from kvist_router.mind.reuse_metrics import Whose
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +49,7 @@ class Outcomes:
             self._end(entry, report)
 
     def recorded(self, replica: Replica, record: RequestRecord) -> None:
-        """Take the connector's record of a request; of other routers' requests only the figures count."""
-        self._count(replica, record)
+        """Take the connector's record of a request; those of other routers' requests are theirs to count."""
         entry = self._in_flight.get(record.request)
         if entry is not None and entry.replica is replica:
             self._in_flight.prefilled(entry, self._clock())
@@ -64,6 +63,9 @@ class Outcomes:
         if decision is None or decision.replica != replica.name:
             return
         decision.actual = actual(replica.name, record)
+        self._count(replica, record, decision)
+        if decision.last_chunk_key:
+            self._feed_back(replica, decision, record)
         if decision.last_chunk_key and decision.tokens_from == "local":
             self._compare(decision, record)
 
@@ -97,17 +99,27 @@ class Outcomes:
             decision.outcome, decision.error = report.event, report.error
             decision.duration = self._clock() - entry.decided
 
-    def _count(self, replica: Replica, record: RequestRecord) -> None:
-        metrics, reused = self._metrics, sum(record.hit_tokens.values())
-        metrics.recorded_requests.inc()
-        metrics.recorded_tokens.inc(record.prompt_tokens)
-        if reused >= replica.chunk_tokens:
-            metrics.hit_requests.inc()
-        for tier in Tier:
-            metrics.hit_tokens.labels(tier.label).inc(max(0, record.hit_tokens.get(tier, 0)))
-        if replica.speeds.measured:
-            saved = replica.speeds.prefill.seconds(0, reused) - record.load_seconds
-            metrics.saved.inc(max(0.0, saved))
+    def _count(self, replica: Replica, record: RequestRecord, decision: DecisionRecord) -> None:
+        metrics, reused, speeds = self._metrics, sum(record.hit_tokens.values()), replica.speeds
+        whose = Whose(decision.model, metrics.admission.label(decision.tenant), replica.name)
+        token_bytes = speeds.chunk_bytes / replica.chunk_tokens
+        metrics.reuse.count(whose, record, reused >= replica.chunk_tokens, token_bytes)
+        if speeds.measured:
+            whole = speeds.prefill.seconds(0, record.prompt_tokens)
+            metrics.reuse.seconds(whose, whole, speeds.prefill.seconds(0, reused) - record.load_seconds)
+
+    def _feed_back(self, replica: Replica, decision: DecisionRecord, record: RequestRecord) -> None:
+        """Predicted against actual reuse: a view that goes on claiming too much is believed less."""
+        predicted, found = decision.predicted_tokens, sum(record.hit_tokens.values())
+        if predicted < replica.chunk_tokens:
+            return
+        self._metrics.compared(replica.name, predicted, found)
+        if replica.trust.compared(predicted, found):
+            _log.warning(
+                "%s: its engine finds %.0f %% of what its view claims; the view is believed to that share",
+                replica.name,
+                100 * replica.trust.share,
+            )
 
     def _compare(self, decision: DecisionRecord, record: RequestRecord) -> None:
         same_length = decision.prompt_tokens == record.prompt_tokens

@@ -37,6 +37,8 @@ def candidate(
         busy.waiting,
         busy.decoding,
         taken * busy.kept_rate * busy.crowded**CROWDING,
+        replica.lately.tokens(now),
+        tokens,
     )
 
 

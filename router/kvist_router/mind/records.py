@@ -64,6 +64,7 @@ class DecisionRecord(msgspec.Struct):
     attempts: list[str]
     beyond_plain: list[str] = msgspec.field(default_factory=list)  # what it used that engines may differ in
     last_chunk_key: str = ""  # hex; "" when the prompt has no full chunk, or more than one prompt
+    tenant: str = ""
     elsewhere: dict[str, str] = {}  # replica that shadow policies would have taken, of those who disagree
     outcome: str = "running"
     error: str = ""

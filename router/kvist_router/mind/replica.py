@@ -24,11 +24,13 @@ from kvist_router.errors import FeedError
 from kvist_router.mind import feed_limits
 from kvist_router.mind.breaker import Breaker
 from kvist_router.mind.cost import PRIOR_CHUNK_BYTES, PRIOR_PRICES, Match, Speeds, corrected
+from kvist_router.mind.lately import Lately
 from kvist_router.mind.mirror import NO_HIT, ApproximateIndex, Hit, Mirror
 from kvist_router.mind.models import ServedModel
 from kvist_router.mind.pending import Pending
 from kvist_router.mind.prefix_cache import PrefixCache
 from kvist_router.mind.shared import SharedKeys
+from kvist_router.mind.trust import Trust
 from kvist_router.settings import IndexSettings, ReplicaSettings
 from kvist_router.tokens.keys import TOKEN_BYTES, KeyMemo
 
@@ -125,6 +127,8 @@ class Replica:
         self.outstanding_requests = 0
         self.outstanding_prefills = 0  # of these, those whose prefill is not over
         self.elsewhere = Elsewhere()
+        self.lately = Lately()
+        self.trust = Trust()
         self.chunk_tokens = CHUNK_TOKENS
         self.block_tokens = BLOCK_TOKENS  # reuse happens in these
         self.measured: PrefillModel | None = None
@@ -178,10 +182,18 @@ class Replica:
         else:  # unknown is not empty: what was sent there is probably on the GPU still
             hit = Hit(self.approximate.hit(keys).gpu_chunks, hit.stored)
             gpu = hit.gpu_chunks * self.chunk_tokens
+        if mirrored and self.trust.doubted:
+            hit, gpu = self._believed(hit, gpu)
         if not self.pending:
             return Match(hit, gpu)
         count, ready = self.pending.run(keys, hit.chunks, now)
         return Match(hit, gpu, count, ready - now)
+
+    def _believed(self, hit: Hit, gpu: int) -> tuple[Hit, int]:
+        """The part of a hit that is counted with."""
+        share, block = self.trust.believed, self.block_tokens
+        stored = hit.stored[: int(len(hit.stored) * share)]
+        return Hit(int(hit.gpu_chunks * share), stored), int(gpu * share) // block * block
 
     def _tail(self, chain: Chain, chunks: int, memo: KeyMemo) -> int:
         start = chunks * self.chunk_tokens * TOKEN_BYTES
@@ -230,6 +242,7 @@ class Replica:
     def tick(self, now: float) -> None:
         """A drain that nobody confirms any more is over: the agent may be gone, and the engine go on."""
         self.breaker.tick(now)
+        self.trust.tick()
         if self.mirror.draining and not self.feed_live and now - self._feed_lost > self._stale_seconds:
             self.mirror.draining = False
 

@@ -99,7 +99,9 @@ class SimulatorFactory:
             model_config=model,
             scheduler_config=scheduler,
             cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=True),
-            kv_transfer_config=transfer_config({"agent": str(self.agent.socket_path)}),
+            kv_transfer_config=transfer_config(
+                {"agent": str(self.agent.socket_path), **options.get("extra", {})}
+            ),
             device_config=DeviceConfig("cpu"),
             speculative_config=speculative,
         )

@@ -62,6 +62,7 @@ class FakePrograms:
         self.silent = ""
         self.mirror = True
         self.tokens_problem = ""
+        self.doubted: set[str] = set()
         self.figures = Figures()
         self.draining: set[str] = set()
         self.drained: set[str] = set()
@@ -77,8 +78,9 @@ class FakePrograms:
         if self.silent:
             raise NoAnswer(self.silent)
         view = ReplicaView(True, self.mirror, models=(MODEL,), problem=self.feed_problem)
+        view = replace(view, listed=pod.name not in self.idle_routers)
         replicas = {
-            name: replace(view, draining=name in self.draining, listed=pod.name not in self.idle_routers)
+            name: replace(view, draining=name in self.draining, doubted=name in self.doubted)
             for name, obj in self._world.pods("engine").items()
             if condition(obj, "ContainersReady") == "True"
         }

@@ -332,6 +332,15 @@ async def test_tokens_that_are_not_proven_are_told(world: World) -> None:
     assert world.says("Ready") == ("True", "Serving")
 
 
+async def test_engines_that_reuse_less_than_is_claimed_are_told(world: World) -> None:
+    world.apply()
+    await world.settle()
+    world.programs.doubted = set(world.pods("engine"))
+    await world.turn()
+    assert world.says("CacheAware") == ("False", "ViewDoubted")
+    assert world.says("Ready") == ("True", "Serving")
+
+
 async def test_ready_is_for_the_new_generation_only_once_old_pods_are_gone(world: World) -> None:
     world.apply(engine={"replicas": 2})
     await world.settle()

@@ -37,6 +37,13 @@ class ExtraConfig(Settings):
         description="where a spawned agent keeps socket, arena and log; default /dev/shm/kvist-<uid>/<model>",
     )
     revision: str = Field("", description="user-set part of the weights identity; change it with the weights")
+    decoded_reuse: float = Field(
+        0.05,
+        ge=0,
+        le=1,
+        description="chunks of answers are stored while at least this share of answers is found again by the "
+        "next prompt of their conversation; 0: always",
+    )
     lora_revisions: dict[str, str] = Field(
         {}, description="the same of LoRA adapters, by their names", max_length=256
     )

@@ -52,6 +52,7 @@ class RequestState:
     # the store
     stored_chunks: int = 0  # leading chunks known to the agent
     store_closed: bool = False
+    answer_noted: bool = False  # its first chunk with generated tokens, for DecodedReuse
 
     # the record
     scheduled_at: float | None = None

@@ -15,9 +15,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from kvist_connector.engines.inbox import Arrival, Closed
 from kvist_connector.engines.vllm.accepted import LastAccepted
 from kvist_connector.engines.vllm.config import EngineConfig
+from kvist_connector.engines.vllm.decoded import DecodedReuse
 from kvist_connector.engines.vllm.load_report import KvSpace, LoadPacer, engine_load
 from kvist_connector.engines.vllm.lookups import Link, Lookups
 from kvist_connector.engines.vllm.metadata import StepPlan, StepReport
@@ -82,6 +85,7 @@ class SchedulerHalf:
         self._meter = PrefillMeter()
         self._pacer = LoadPacer()
         self._accepted = LastAccepted()
+        self._decoded = DecodedReuse(config.extra.decoded_reuse, config.chunk_tokens)
         self._last_report = 0.0
         self._last_store = float("-inf")
         self.retired = self._forgotten = 0  # epochs: what the agent said, what the engine's cache was told
@@ -100,6 +104,8 @@ class SchedulerHalf:
         state.tags += self._lookups.adapter_tags(request)
         state.epoch = self.retired
         self._lookups.ask(state)
+        if state.keys:
+            self._decoded.asked(state.root, state.keys, request.prompt_token_ids or ())
 
     def matched_tokens(self, request: Request, local_tokens: int) -> int | None:
         """Tokens to load after the engine's own hit; None: ask again."""
@@ -230,7 +236,7 @@ class SchedulerHalf:
         """Chunks of real tokens that are computed when this step ends."""
         request, chunk = state.request, self._config.chunk_tokens
         end = min(request.num_computed_tokens + scheduled, request.num_tokens)
-        full = end // chunk
+        full = self._stored_tokens(state, end) // chunk
         storing = self._lookups.enabled and not state.store_closed and full > state.stored_chunks
         if storing and self._lookups.prepare_keys(state):
             table = self._table(output, record, state)
@@ -250,6 +256,17 @@ class SchedulerHalf:
         if state.id in record.loads or (record.prefilled and record.prefilled[-1] is state):
             self._table(output, record, state)
         return []
+
+    def _stored_tokens(self, state: RequestState, end: int) -> int:
+        """Of those until `end`, the tokens that are stored: of the answer while answers are found again."""
+        prompt = state.request.num_prompt_tokens
+        first = prompt // self._config.chunk_tokens  # the first chunk with tokens of the answer
+        if end // self._config.chunk_tokens <= first:
+            return end
+        if not state.answer_noted and self._lookups.prepare_keys(state):
+            state.answer_noted = True
+            self._decoded.answered(state.root, state.keys, state.request.prompt_token_ids or ())
+        return end if self._decoded.admits else prompt
 
     def _table(self, output: SchedulerOutput, record: StepRecord, state: RequestState) -> tuple[int, ...]:
         """The request's pages; remembered, to tell later whether a load error touched it."""
@@ -327,6 +344,7 @@ class SchedulerHalf:
         load = engine_load(
             states, self._config.chunk_tokens, self._space(), self._meter.model(), self._accepted.by_router()
         )
+        load = replace(load, decoded_reuse=round(self._decoded.share, 2))
         return load if self._pacer.sent(load, now) else None
 
     def _space(self) -> KvSpace:

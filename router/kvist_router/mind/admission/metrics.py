@@ -76,10 +76,10 @@ class AdmissionMetrics:
 
     def refused(self, tenant: str, reason: str) -> None:
         """`reason` is one of REASONS."""
-        self._refused.labels(self._label(tenant), reason).inc()
+        self._refused.labels(self.label(tenant), reason).inc()
 
     def _of(self, tenant: str) -> _Series:
-        label = self._label(tenant)
+        label = self.label(tenant)
         series = self._series.get(label)
         if series is None:
             requests, tokens = self._requests.labels(label), self._tokens
@@ -87,5 +87,6 @@ class AdmissionMetrics:
             self._series[label] = series
         return series
 
-    def _label(self, tenant: str) -> str:
+    def label(self, tenant: str) -> str:
+        """A tenant's label value."""
         return tenant if tenant in self._named else OTHER

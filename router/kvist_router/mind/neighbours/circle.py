@@ -36,11 +36,13 @@ class Circle:
         self._neighbours: dict[str, Neighbour] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._resolved: dict[str, list[str]] = {}
+        metrics.neighbours.labels("heard").set_function(lambda: len(self.others) - self.unheard)
+        metrics.neighbours.labels("unheard").set_function(lambda: self.unheard)
 
     @property
     def others(self) -> list[Neighbour]:
-        """Those that are not this router."""
-        return [item for item in self._neighbours.values() if not item.is_self]
+        """Those that are not this router, nor one that is heard already."""
+        return [item for item in self._neighbours.values() if not (item.is_self or item.is_twin)]
 
     @property
     def unheard(self) -> int:
@@ -51,9 +53,6 @@ class Circle:
         """Look names up and follow who is there, for ever."""
         while True:
             await self._apply([url for urls in await self._lookups() for url in urls])
-            others, unheard = len(self.others), self.unheard
-            self._metrics.neighbours.labels("heard").set(others - unheard)
-            self._metrics.neighbours.labels("unheard").set(unheard)
             await asyncio.sleep(self._settings.lookup_seconds)
 
     async def close(self) -> None:
@@ -81,7 +80,9 @@ class Circle:
         except (OSError, TimeoutError) as error:
             _log.debug("%s does not resolve: %s", url, error)
             return self._resolved.get(url, [])
-        self._resolved[url] = sorted({_at(parts, str(address[4][0])) for address in found})
+        # One family: a router has an address in each, and listens in one of them.
+        family = min((address[0] for address in found), default=socket.AF_INET)
+        self._resolved[url] = sorted({_at(parts, str(at[4][0])) for at in found if at[0] == family})
         return self._resolved[url]
 
     async def _apply(self, wanted: Collection[str]) -> None:

@@ -59,6 +59,7 @@ class Known:
         computes = keys[message.held :]
         self._entries[message.request] = _Entry(replica, message.tokens, True, keys, computes)
         replica.elsewhere.add(message.tokens, 1, 1)
+        replica.lately.add(message.tokens, now)
         expires = now + 2 * message.ready + PENDING_SECONDS
         replica.pending.add(computes, now + message.ready, expires, self._owner(message.request))
 

@@ -30,13 +30,16 @@ _log = logging.getLogger(__name__)
 
 
 class Neighbour:
-    """The router behind one address. `heard`: its stream is live; `self_heard`: it is this router."""
+    """The router behind one address. `heard`: its stream is live; `is_self`: it is this router.
+
+    `is_twin`: it is heard at another address, too.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.router = ""
+        self.router, self.instance = "", b""
         self.heard = False
-        self.is_self = False
+        self.is_self = self.is_twin = False
         self.problem = "not connected yet"
 
 
@@ -58,6 +61,7 @@ class DispatchReader:
             total=None, sock_connect=silent_seconds, sock_read=silent_seconds
         )
         self._replicas, self._now, self._random = replicas, now, random
+        self._heard: set[bytes] = set()  # instances
 
     async def run(self, neighbour: Neighbour) -> None:
         """Follow it until cancelled, or until it turns out to be this router."""
@@ -66,7 +70,7 @@ class DispatchReader:
             problem = await self._connection(neighbour)
             if neighbour.heard:
                 pause = FIRST_PAUSE
-            if problem != neighbour.problem:  # once per cause
+            if problem != neighbour.problem and not neighbour.is_twin:  # once per cause
                 _log.warning("dispatches of the router at %s: %s", neighbour.url, problem)
             neighbour.heard, neighbour.problem = False, problem
             await asyncio.sleep(pause * self._random.uniform(0.5, 1.0))
@@ -75,11 +79,11 @@ class DispatchReader:
 
     async def _connection(self, neighbour: Neighbour) -> str:
         known = Known(neighbour.url, self._replicas, CAPACITY)
+        neighbour.is_twin = False
         try:
             async with self._session.get(
                 neighbour.url + names.PATH_DISPATCHES,
                 headers=await self._link.headers(),
-                **self._link.security(),
                 timeout=self._timeout,
             ) as response:
                 if response.status == 401:
@@ -87,7 +91,7 @@ class DispatchReader:
                 if response.status != 200:
                     return f"status {response.status}"
                 await self._frames(neighbour, known, response)
-                return neighbour.problem if neighbour.is_self else "it ended the stream"
+                return "it ended the stream" if neighbour.heard else neighbour.problem
         except TimeoutError:
             return "no frame in time"
         except (FeedError, FrameError) as error:
@@ -96,6 +100,8 @@ class DispatchReader:
             return f"{type(error).__name__}: {error}"
         finally:
             known.forget()
+            if neighbour.heard:
+                self._heard.discard(neighbour.instance)
 
     async def _frames(self, neighbour: Neighbour, known: Known, response: aiohttp.ClientResponse) -> None:
         decoder: FrameDecoder[Said] = FrameDecoder(Said)
@@ -104,7 +110,7 @@ class DispatchReader:
                 check(message)
                 if isinstance(message, Opening):
                     self._open(neighbour, message)
-                    if neighbour.is_self:
+                    if not neighbour.heard:
                         return
                 elif not neighbour.heard:
                     raise FeedError("the stream does not begin with an opening")
@@ -112,5 +118,9 @@ class DispatchReader:
 
     def _open(self, neighbour: Neighbour, opening: Opening) -> None:
         neighbour.router, neighbour.problem = opening.router, ""
+        neighbour.instance = opening.instance
         neighbour.is_self = opening.instance == self._instance
-        neighbour.heard = not neighbour.is_self
+        neighbour.is_twin = opening.instance in self._heard
+        neighbour.heard = not (neighbour.is_self or neighbour.is_twin)
+        if neighbour.heard:
+            self._heard.add(opening.instance)
