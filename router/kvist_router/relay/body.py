@@ -10,10 +10,10 @@ Who finds no room is refused at once: a client that waits holds what it has sent
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from kvist_router.errors import Refused
 from kvist_router.mind.interface import Refusal
@@ -144,8 +144,9 @@ class Bodies:
 async def read_body(receive: Receive, headers: Iterable[tuple[bytes, bytes]], most: int) -> bytes:
     """A whole body that is small enough to be in memory; raises as `Bodies.read`."""
     _checked_length(headers, most)
-    pieces, size = [], 0
-    async for piece in _received(receive):
+    pieces, size, more = [], 0, True
+    while more:
+        piece, more = _part(await receive())
         size += len(piece)
         if size > most:
             raise Refused(_too_long(most))
@@ -154,19 +155,18 @@ async def read_body(receive: Receive, headers: Iterable[tuple[bytes, bytes]], mo
 
 
 async def _receive(receive: Receive, body: Body) -> None:
-    async for piece in _received(receive):
+    more = True
+    while more:
+        piece, more = _part(await receive())
         await body.add(piece)
     await body.finish()
 
 
-async def _received(receive: Receive) -> AsyncIterator[bytes]:
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        yield message.get("body", b"")
-        more = message.get("more_body", False)
+def _part(message: Message) -> tuple[bytes, bool]:
+    """Bytes of a body, and whether more follow."""
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    return message.get("body", b""), message.get("more_body", False)
 
 
 def _checked_length(headers: Iterable[tuple[bytes, bytes]], most: int) -> int:
