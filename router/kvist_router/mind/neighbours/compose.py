@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from os import urandom
 from random import Random
 from typing import Final
@@ -14,6 +16,7 @@ import aiohttp
 from aiohttp import web
 
 from kvist_connector.errors import ConfigError
+from kvist_connector.tls import LiveContext
 from kvist_router.mind.agent_link import AgentLink
 from kvist_router.mind.mind import LocalMind
 from kvist_router.mind.neighbours.circle import Circle
@@ -24,6 +27,7 @@ from kvist_router.mind.neighbours.settings import NeighbourSettings
 from kvist_router.mind.supervise import background
 
 CLOSE_SECONDS: Final = 1.0
+LOOK_SECONDS: Final = 1.0
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 _log = logging.getLogger(__name__)
 
@@ -42,8 +46,11 @@ async def neighbours(
     async with AsyncExitStack() as stack:
         if settings.port is not None:
             await stack.enter_async_context(
-                _serving(settings, DispatchServer(publisher, link, time.monotonic))
+                _serving(settings, DispatchServer(publisher, link, time.monotonic), link.serving)
             )
+            if link.serving is not None:
+                follow = partial(_followed, link.serving)
+                await stack.enter_async_context(background("certificates", follow, mind.metrics))
             mind.in_flight.watcher = publisher
         if settings.urls:
             stack.push_async_callback(circle.close)
@@ -52,8 +59,17 @@ async def neighbours(
         yield circle
 
 
+async def _followed(tls: LiveContext) -> None:
+    """A listener's context is made once: new files are looked for."""
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.to_thread(tls)
+
+
 @asynccontextmanager
-async def _serving(settings: NeighbourSettings, server: DispatchServer) -> AsyncIterator[None]:
+async def _serving(
+    settings: NeighbourSettings, server: DispatchServer, tls: LiveContext | None
+) -> AsyncIterator[None]:
     if server.open and settings.host not in LOOPBACK:
         raise ConfigError(
             f"neighbours.host: {settings.host} can be reached from other machines: "
@@ -63,7 +79,8 @@ async def _serving(settings: NeighbourSettings, server: DispatchServer) -> Async
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, settings.host, settings.port).start()
+            context = None if tls is None else tls()
+            await web.TCPSite(runner, settings.host, settings.port, ssl_context=context).start()
         except OSError as error:
             raise ConfigError(
                 f"neighbours.port: {settings.host}:{settings.port} cannot be listened on: {error.strerror}"

@@ -84,6 +84,7 @@ class DispatchReader:
             async with self._session.get(
                 neighbour.url + names.PATH_DISPATCHES,
                 headers=await self._link.headers(),
+                **self._link.security(),
                 timeout=self._timeout,
             ) as response:
                 if response.status == 401:

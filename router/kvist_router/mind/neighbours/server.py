@@ -54,6 +54,8 @@ class DispatchServer:
         return response
 
     async def _problem(self, request: web.Request) -> web.Response | None:
+        if self._link.serving is not None and not request.get_extra_info("ssl_object").getpeercert():
+            return web.json_response({"error": {"message": "a client certificate is needed"}}, status=401)
         try:
             expected = (await self._link.headers()).get("Authorization", "")
         except FeedError as error:
