@@ -47,6 +47,19 @@ class Authority:
         ancestry = self._ancestry(key, parent, index, parents or {})
         return ancestry is None or self.known.retires(age, tags, self.revision, ancestry)
 
+    def surely_retires(
+        self,
+        key: bytes,
+        parent: bytes,
+        index: int,
+        epoch: int,
+        tags: Iterable[str],
+        parents: Mapping[bytes, bytes],
+    ) -> bool:
+        """The same, for what nobody is about to use: behind a gap in its chain a chunk has no prefix."""
+        ancestry = self._ancestry(key, parent, index, parents)
+        return self.known.retires(epoch, tags, self.revision, ancestry or ())
+
     def _ancestry(
         self, key: bytes, parent: bytes, index: int, parents: Mapping[bytes, bytes]
     ) -> list[bytes] | None:

@@ -275,6 +275,10 @@ class LowerTier(ABC):
             async with asyncio.timeout(patience):
                 await self._ended.wait()
 
+    async def reopened(self) -> None:
+        """Return when it may not be `closed` any more."""
+        await self.settled()
+
     async def close(self) -> None:
         """Deletions end, the store is released."""
         await self._answering.close()

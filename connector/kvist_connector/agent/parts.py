@@ -141,6 +141,9 @@ def build(
     catalog.on_change = _told(feed)
     members.on_free = core.room_changed
     retire = Retire(core, lower, pins, opened.retired_file)
+    for tier in lower.values():
+        if isinstance(tier, SharedTier):
+            tier.learn = retire.learn
     handover = Handover(core, lower, Edits(core, lower, pins), lambda: peers.roster.addresses)
     controls = Controls(core, lower, writebehind, gpu, totals, drain, pins, retire, handover)
     return Parts(

@@ -45,6 +45,9 @@ class PeerTier(SharedTier):
     async def scan(self) -> None:
         """Peers start when we do, or later: who does not answer yet is no news."""
 
+    def _keep_rules(self, fingerprint: bytes) -> None:
+        """What is retired peers hear from the router."""
+
     def drop_all(self) -> tuple[int, int]:
         """Forget what peers have; it stays there."""
         self._forget()

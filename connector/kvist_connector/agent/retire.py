@@ -1,6 +1,7 @@
 """The control that takes authority from cached state: persisted, purged, fenced, told to engines.
 
-    rule added -> files written -> known to all parts -> chunks leave every tier -> engines told -> answer
+    rule added -> files written -> known to all parts -> chunks leave every tier -> engines told
+        -> said in shared tiers -> answer
 
 After the second step a crash changes nothing: every part asks `Authority` when it admits a chunk. Chunks
 that others stored in a shared tier are refused when they are read, and deleted then.
@@ -28,6 +29,7 @@ from kvist_connector.agent.selection import (
     typed,
     with_descendants,
 )
+from kvist_connector.agent.shared import SharedTier
 from kvist_connector.errors import TierError
 from kvist_connector.names import TAG_LORA
 from kvist_connector.protocol.retired import MAX_RULES, Epoch, Kind, Retired
@@ -81,7 +83,8 @@ class Retire:
             async with self._turn:
                 epoch = asked.epoch or max(_now(), self.known.epoch + 1)
                 wanted = self.known.with_rule(kind, value, epoch)
-                return await self._take(wanted, asked.dry_run) | {"rule": {f"{kind}:{value}": epoch}}
+                answer = await self._take(wanted, asked.dry_run) | {"rule": {f"{kind}:{value}": epoch}}
+            return answer if asked.dry_run else await self._published(answer)
 
         return await self._to_the_end(take()) | {"dry_run": asked.dry_run}
 
@@ -94,9 +97,22 @@ class Retire:
 
         async def take() -> dict[str, Any]:
             async with self._turn:
-                return await self._take(self.known.merge(given), dry_run=False)
+                before = self.known
+                answer = await self._take(before.merge(given), dry_run=False)
+            return answer if before == self.known else await self._published(answer)
 
         return await self._to_the_end(take()) | {"retired": self.known}
+
+    async def learn(self, found: Retired) -> None:
+        """What a shared tier says; the other tiers hear of it. Raises TierError."""
+
+        async def take() -> dict[str, Any]:
+            async with self._turn:
+                return await self._take(self.known.merge(found), dry_run=False)
+
+        await self._to_the_end(take())
+        for lower in self._shared:
+            lower.owes_rules()
 
     async def _to_the_end(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
         """Whatever becomes of the caller: a rule that is being written to its file comes into force."""
@@ -163,6 +179,25 @@ class Retire:
                     await lower.settled()
         except TimeoutError:
             self._core.counts["retire_deletions_late"] += 1
+
+    async def _published(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """With the tiers that do not say it yet to agents which come there: then it is not complete."""
+
+        async def publish(lower: SharedTier) -> bool:
+            try:
+                async with asyncio.timeout(_DELETING):
+                    return await lower.publish()
+            except TimeoutError:
+                lower.owes_rules()
+                return False
+
+        done = await asyncio.gather(*(publish(lower) for lower in self._shared))
+        left = [lower.tier.label for lower, said in zip(self._shared, done, strict=True) if not said]
+        return answer | {"unpublished": left, "complete": answer["complete"] and not left}
+
+    @property
+    def _shared(self) -> list[SharedTier]:
+        return [lower for lower in self._lower.values() if isinstance(lower, SharedTier)]
 
     def _rule(self, asked: RetireBody) -> tuple[Kind, str]:
         ways = {

@@ -9,13 +9,18 @@ is not reached, since a question stops at the first one missing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from kvist_connector.agent.busy import Busy
 from kvist_connector.agent.catalog import Catalog, Chunk
 from kvist_connector.agent.lower import LowerTier, Presence
+from kvist_connector.agent.retired_sweep import sweep
+from kvist_connector.agent.rule_keeper import RuleKeeper
+from kvist_connector.agent.shared_rules import SharedRules
 from kvist_connector.errors import TierError
+from kvist_connector.protocol.retired import Retired
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.tiers.base import Item
 from kvist_connector.tiers.envelope import EnvelopeStore, ForeignChunk
@@ -52,23 +57,54 @@ class SharedTier(LowerTier):
         self._chunk_bytes = chunk_bytes
         self._clearing: asyncio.Task[None] | None = None
         self._attempt: asyncio.Future[tuple[int, int]] | None = None  # at clearing, under way or next
+        self._keeper: RuleKeeper | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.Task[None] | None = None
+        self.learn: Callable[[Retired], Awaitable[None]] = self._learn
 
     @property
     def closed(self) -> bool:
-        """While it is being cleared nothing is served and nothing is stored."""
-        return self._clearing is not None
+        """While it is cleared, or has not said what is retired, nothing is served and nothing stored."""
+        return self._clearing is not None or (self._keeper is not None and not self._keeper.agreed)
 
     async def scan(self) -> None:
         """Not listable at an affordable price; whether it answers at all is worth knowing."""
         (answer,) = await self._store.sizes(self._fingerprint, [ROOT])
         if isinstance(answer, Exception):
             self._failed("unreachable", answer)
+        elif self._keeper is not None:
+            await self._keeper.tried.wait()
 
     def serve(self, fingerprint: bytes) -> None:
         """Beliefs of another fingerprint are forgotten; the chunks stay for whoever has it."""
         if fingerprint != self._fingerprint:
             self._forget()
+            self._keep_rules(fingerprint)
         self._fingerprint = fingerprint
+
+    async def publish(self) -> bool:
+        """Every agent that comes to the tier learns what is retired; false when it is to be tried again."""
+        if self._keeper is None:
+            return True
+        try:
+            await self._keeper.exchange()
+        except TierError as error:
+            self._failed("rules_failed", error)
+            self._keeper.due()
+            return False
+        return True
+
+    def owes_rules(self) -> None:
+        """More is retired; the tier hears of it soon."""
+        if self._keeper is not None:
+            self._keeper.due()
+
+    async def reopened(self) -> None:
+        """See LowerTier."""
+        if self._clearing is not None:
+            await asyncio.wait([self._clearing])
+        elif self._keeper is not None and not self._keeper.agreed:
+            await self._keeper.outcome()
 
     async def find(self, keys: Sequence[bytes], before: bytes, index: int) -> int:
         """How many leading keys are there now, entered into the catalog.
@@ -76,6 +112,8 @@ class SharedTier(LowerTier):
         `keys` follow the chunk `before` (ROOT when they begin the prompt) at `index`.
         """
         found, size = 0, _FIRST_QUESTION
+        if self._keeper is not None:
+            await self._keeper.tried.wait()
         era = self._era
         while found < len(keys) and not self.closed:
             batch = keys[found : found + size]
@@ -118,8 +156,11 @@ class SharedTier(LowerTier):
 
     async def close(self) -> None:
         """See LowerTier."""
-        if self._clearing is not None:
-            self._clearing.cancel()
+        running = [task for task in (self._clearing, self._keeping, self._sweeping) if task is not None]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
         await super().close()
 
     async def confirm(self, key: bytes) -> Presence:
@@ -182,6 +223,46 @@ class SharedTier(LowerTier):
                 return
             self._catalog.leave_below(self.tier, victim.key)
 
+    def _keep_rules(self, fingerprint: bytes) -> None:
+        for task in (self._keeping, self._sweeping):
+            if task is not None:
+                task.cancel()
+        rules = SharedRules(self._store.inner, fingerprint, lambda: int(time.time() * 1000))
+        self._keeper = RuleKeeper(
+            rules,
+            lambda: self.authority.known,
+            lambda retired: self.learn(retired),
+            self._in_trouble,
+            lambda: self._sweep_soon(fingerprint),
+        )
+        self._keeping = asyncio.get_running_loop().create_task(self._keeper.run())
+        self._keeping.add_done_callback(_heard)
+
+    async def _learn(self, retired: Retired) -> None:
+        self.authority.known = self.authority.known.merge(retired)
+
+    async def _in_trouble(self, error: TierError) -> None:
+        self._failed("rules_failed", error)
+        await self.asked()
+
+    def _sweep_soon(self, fingerprint: bytes) -> None:
+        if self._sweeping is None or self._sweeping.done():
+            self._sweeping = asyncio.get_running_loop().create_task(self._sweep_retired(fingerprint))
+            self._sweeping.add_done_callback(_heard)
+
+    async def _sweep_retired(self, fingerprint: bytes) -> None:
+        async def delete(key: bytes) -> None:
+            self._catalog.leave_below(self.tier, key)
+            self.counts["swept"] += await self._store.delete(fingerprint, key)
+
+        known = Retired()
+        try:
+            while known != self.authority.known:
+                known = self.authority.known
+                await sweep(self._store, fingerprint, self.authority, delete)
+        except TierError as error:
+            self._failed("sweep_failed", error)
+
     async def _clear_all(self, fingerprint: bytes, attempt: asyncio.Future[tuple[int, int]]) -> None:
         while True:
             try:
@@ -220,3 +301,9 @@ class SharedTier(LowerTier):
             self._attempt.exception()  # whoever waits has it, and nobody need wait
         if not task.cancelled():
             task.result()
+
+
+def _heard(task: asyncio.Task[None]) -> None:
+    """A defect of ours ends no agent silently: the loop's handler tells it."""
+    if not task.cancelled():
+        task.result()

@@ -130,6 +130,9 @@ class _Writer:
         while True:
             await self._work.wait()
             while self._queue:
+                if self._lower.closed:
+                    await self._wait()
+                    continue
                 key = self._writing = next(iter(self._queue))
                 del self._queue[key]
                 try:
@@ -162,7 +165,7 @@ class _Writer:
                 self._lost = bool(self._lower.problem)
                 self._note()
                 # While it is being cleared it may be asked, too: that ends first.
-                await (self._lower.asked() if self._lower.asking else self._lower.settled())
+                await (self._lower.asked() if self._lower.asking else self._lower.reopened())
         finally:
             self._lost = False
             self._note()

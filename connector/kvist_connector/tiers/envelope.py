@@ -16,6 +16,7 @@ from concurrent.futures import Executor
 import msgspec
 
 from kvist_connector.errors import IntegrityError, TierError
+from kvist_connector.keys import KEY_BYTES
 from kvist_connector.protocol.engine import Values
 from kvist_connector.tiers.base import Buffer, ChunkStore, Item, Read, total_bytes
 from kvist_connector.tiers.coding import Coding, Compression
@@ -191,24 +192,25 @@ class EnvelopeStore:
         async for item in self.inner.items():
             batch.append(item.key)
             if len(batch) == _SCAN_BATCH:
-                for found in await self._heads(batch):
+                for found in await self.heads(batch):
                     yield found
                 batch.clear()
-        for found in await self._heads(batch):
+        for found in await self.heads(batch):
             yield found
 
     def name(self, fingerprint: bytes, key: bytes) -> bytes:
         """What the store calls the chunk."""
         return fingerprint[:SCOPE_BYTES] + key if self._scoped else key
 
-    async def _heads(self, keys: Sequence[bytes]) -> list[tuple[bytes, int, Header | IntegrityError]]:
-        """Headers of a batch; objects that vanished or cannot be read now are left out."""
-        heads = [bytearray(HEADER_BYTES) for _ in keys]
+    async def heads(self, names: Sequence[bytes]) -> list[tuple[bytes, int, Header | IntegrityError]]:
+        """Chunk's key, size and header of what the store calls so; what vanished or fails is left out."""
+        heads = [bytearray(HEADER_BYTES) for _ in names]
         lengths = await self.inner.get_many(
-            [Read(key, [memoryview(head)]) for key, head in zip(keys, heads, strict=True)]
+            [Read(name, [memoryview(head)]) for name, head in zip(names, heads, strict=True)]
         )
         found: list[tuple[bytes, int, Header | IntegrityError]] = []
-        for key, head, length in zip(keys, heads, lengths, strict=True):
+        for name, head, length in zip(names, heads, lengths, strict=True):
+            key = name[-KEY_BYTES:]
             if isinstance(length, Exception) and not isinstance(length, TierError):
                 raise length
             if isinstance(length, int):

