@@ -22,6 +22,7 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
 from kvist_connector.errors import TierError
+from kvist_connector.tiers.redis_frames import BoundedParser
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,7 @@ def _connection_options(server: RedisServer) -> dict[str, Any]:
         # Operations have their deadline from `deadline.DeadlineStore`.
         "socket_timeout": None,
         "socket_read_size": 1024 * 1024,
+        "parser_class": BoundedParser,
         # The breaker decides when to try again; the pool replaces connections that ended.
         "retry": Retry(NoBackoff(), 0),
     }

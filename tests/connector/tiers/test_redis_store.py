@@ -1,11 +1,14 @@
 """The contract against a real redis-server, and what can be wrong with one."""
 
 import asyncio
+import random
 import re
 from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
 
 import pytest
 import trustme
+from redis.exceptions import InvalidResponse
 
 from kvist_connector.errors import StorageFull, TierError
 from kvist_connector.testing.chunk_store import ChunkStoreSuite, key, read_all
@@ -15,6 +18,7 @@ from kvist_connector.tiers.deadline import DeadlineStore
 from kvist_connector.tiers.metered import MeteredStore
 from kvist_connector.tiers.pieces import PIECE_BYTES
 from kvist_connector.tiers.redis import LARGEST_VALUE, RedisStore
+from kvist_connector.tiers.redis_frames import MOST_ELEMENTS, Frames
 from kvist_connector.tiers.redis_server import RedisServer
 from kvist_connector.tiers.redis_slots import ask_slots
 from kvist_connector.tiers.spread import SpreadStore
@@ -275,6 +279,34 @@ async def test_tls_with_the_given_ca_and_none_other(redis_server, tmp_path):
             await store.get(Read(key(1), ()))
 
 
+def random_answer(draw):
+    """Values whose bytes look like headers are none."""
+    kind = draw.choice("+:$*-")
+    if kind == "*":
+        parts = [random_answer(draw) for _ in range(draw.randrange(4))]
+        return b"*%d\r\n" % len(parts) + b"".join(parts)
+    if kind == "$":
+        value = draw.choice([b"", b"*999999999\r\n", b"$5\r\n", bytes(40), b"\r\n"]) * draw.randrange(3)
+        return b"$%d\r\n%s\r\n" % (len(value), value)
+    return {"+": b"+OK\r\n", ":": b":17\r\n", "-": b"-ERR *999999999\r\n"}[kind]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_frames_are_followed_through_any_cut_and_claims_found_wherever_they_are(seed):
+    draw = random.Random(seed)
+    good = b"".join(random_answer(draw) for _ in range(30))
+    claim = b"*%d\r\n" % (MOST_ELEMENTS + 1)
+    for data, right in ((good, True), (good + claim, False)):
+        frames, refused = Frames(), False
+        cuts = sorted(draw.choices(range(len(data) + 1), k=20))
+        try:
+            for start, end in pairwise([0, *cuts, len(data)]):
+                frames.check(data[start:end])
+        except InvalidResponse:
+            refused = True
+        assert refused != right
+
+
 @asynccontextmanager
 async def answering(answer: bytes):
     """Whatever is asked, this is the answer; the client's name for itself is taken note of."""
@@ -311,6 +343,10 @@ async def attempt(work):
         b"*-1\r\n",
         b"*2\r\n:1\r\n:2\r\n",
         b"*1\r\n" * 3000 + b":1\r\n",
+        b"*999999999\r\n",
+        b"*2\r\n$1\r\n0\r\n*999999999\r\n",
+        b"$99999999999\r\n",
+        b"*x\r\n",
         b"-MOVED x\r\n",
         b"-ASK foo\r\n",
         b"-MOVED 1 127.0.0.1:1\r\n",
