@@ -114,6 +114,9 @@ class LowerName(StrEnum):
     ALL = "all"
 
 
+Where = Annotated[LowerName, typer.Option(help="Where.")]
+
+
 class TierName(StrEnum):
     """What can be cleared."""
 
@@ -187,24 +190,19 @@ def move(
     _show(chosen, found, "copied" if copy else "moved")
 
 
-def compress(
-    chosen: Chosen,
-    tier: Annotated[LowerName, typer.Option(help="Where.")] = LowerName.ALL,
-    dry_run: DryRun = False,
-) -> None:
+def compress(chosen: Chosen, tier: Where = LowerName.ALL, dry_run: DryRun = False) -> None:
     """Store chunks compressed where they lie as they are."""
-    body = chosen.body("compress") | {"tier": tier.value, "dry_run": dry_run}
-    _show(chosen, answers(chosen, PATH_COMPRESS, body), "compressed")
+    _recode(chosen, "compress", PATH_COMPRESS, tier, dry_run)
 
 
-def decompress(
-    chosen: Chosen,
-    tier: Annotated[LowerName, typer.Option(help="Where.")] = LowerName.ALL,
-    dry_run: DryRun = False,
-) -> None:
+def decompress(chosen: Chosen, tier: Where = LowerName.ALL, dry_run: DryRun = False) -> None:
     """Store chunks as they are where they lie compressed."""
-    body = chosen.body("decompress") | {"tier": tier.value, "dry_run": dry_run}
-    _show(chosen, answers(chosen, PATH_DECOMPRESS, body), "decompressed")
+    _recode(chosen, "decompress", PATH_DECOMPRESS, tier, dry_run)
+
+
+def _recode(chosen: Chosen, command: str, path: str, tier: LowerName, dry_run: bool) -> None:
+    body = chosen.body(command) | {"tier": tier.value, "dry_run": dry_run}
+    _show(chosen, answers(chosen, path, body), f"{command}ed")
 
 
 def retire(

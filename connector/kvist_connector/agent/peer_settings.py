@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from kvist_connector import names
+from kvist_connector.agent.server_settings import concurrency, deadline, lookup_deadline, pause
 from kvist_connector.settings import WITHHELD, Settings
 
 
@@ -63,16 +64,10 @@ class PeerSettings(Settings):
         description="own peer port as the others' peer.urls have it, or what their names stand for; an IP "
         "address alone means port 8300; default none: nothing is left to peers in a drain",
     )
-    lookup_deadline: float = Field(
-        0.1, gt=0, le=60, description="seconds that a lookup waits to learn what peers have; default 0.1"
-    )
-    deadline: float = Field(
-        2.0, gt=0, le=600, description="seconds that reading or sending one chunk may take; default 2"
-    )
-    pause: float = Field(
-        5.0, gt=0, le=3600, description="seconds that a failing or lying peer is left alone; default 5"
-    )
-    concurrency: int = Field(4, ge=1, le=256, description="chunks read at a time, each peer; default 4")
+    lookup_deadline: float = lookup_deadline(0.1, "what peers have")
+    deadline: float = deadline(2.0, "reading or sending")
+    pause: float = pause(5.0, "failing or lying peer")
+    concurrency: int = concurrency(4, "read at a time, each peer")
     reads: int = Field(16, ge=1, le=1024, description="chunks sent to others at a time; default 16")
 
     @property

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from kvist_connector.agent.peer_settings import PeerSettings
 from kvist_connector.agent.roster import Roster
+from kvist_connector.agent.server_settings import guarded
 from kvist_connector.tiers.anyone import AnyoneStore
 from kvist_connector.tiers.base import ChunkStore
-from kvist_connector.tiers.deadline import DeadlineStore
 from kvist_connector.tiers.peer import PeerStore, Transfer
 from kvist_connector.tiers.peer_http import HttpTransfer
 from kvist_connector.tls import LiveContext
-
-_FAILURES: Final = 3
 
 
 @dataclass(frozen=True)
@@ -40,12 +37,5 @@ class Peers:
 
     def _open(self, url: str) -> ChunkStore:
         connections = self.settings.concurrency + 1  # one for questions
-        return DeadlineStore(
-            PeerStore(HttpTransfer(url, self.token, connections, self.settings.deadline, self.tls)),
-            self.settings.deadline,
-            failures=_FAILURES,
-            pause=self.settings.pause,
-            # The rest of a lookup's time is for a second question.
-            ask=self.settings.lookup_deadline / 2,
-            most=self.settings.concurrency,
-        )
+        transfer = HttpTransfer(url, self.token, connections, self.settings.deadline, self.tls)
+        return guarded(PeerStore(transfer), self.settings)

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from kvist_connector.agent.coding_settings import COMPRESSION
+from kvist_connector.agent.server_settings import concurrency, deadline, lookup_deadline, pause
 from kvist_connector.settings import WITHHELD, Settings
 from kvist_connector.tiers.coding import Compression
 
@@ -82,18 +83,10 @@ class RedisSettings(Settings):
         le=10 * 366 * 86400,
         description="seconds after which Redis drops a chunk; default none: never",
     )
-    lookup_deadline: float = Field(
-        0.1, gt=0, le=60, description="seconds that a lookup waits to learn what Redis has; default 0.1"
-    )
-    deadline: float = Field(
-        2.0, gt=0, le=600, description="seconds that reading or writing one chunk may take; default 2"
-    )
-    pause: float = Field(
-        5.0, gt=0, le=3600, description="seconds that a failing Redis is left alone; default 5"
-    )
-    concurrency: int = Field(
-        8, ge=1, le=256, description="chunks read or written at a time, each server; default 8"
-    )
+    lookup_deadline: float = lookup_deadline(0.1, "what Redis has")
+    deadline: float = deadline(2.0)
+    pause: float = pause(5.0, "failing Redis")
+    concurrency: int = concurrency(8, "read or written at a time, each server")
     compression: Compression = Field("none", description=COMPRESSION)
 
     @model_validator(mode="after")

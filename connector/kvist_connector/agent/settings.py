@@ -13,6 +13,7 @@ from kvist_connector import names
 from kvist_connector.agent.coding_settings import COMPRESSION, EncryptionSettings
 from kvist_connector.agent.peer_settings import PeerSettings
 from kvist_connector.agent.redis_settings import RedisSettings
+from kvist_connector.agent.server_settings import concurrency, deadline, lookup_deadline, pause
 from kvist_connector.quantity import Quantity
 from kvist_connector.settings import FileLocation, Settings
 from kvist_connector.tiers.coding import Compression
@@ -83,16 +84,10 @@ class ObjectStoreSettings(Settings):
         description="AWS credentials file (s3, read again each minute), service account file (gs) or a "
         "section of settings (az); default the machine's identity",
     )
-    lookup_deadline: float = Field(
-        0.5, gt=0, le=60, description="seconds that a lookup waits to learn what is stored; default 0.5"
-    )
-    deadline: float = Field(
-        10.0, gt=0, le=600, description="seconds that reading or writing one chunk may take; default 10"
-    )
-    pause: float = Field(
-        10.0, gt=0, le=3600, description="seconds that a failing object store is left alone; default 10"
-    )
-    concurrency: int = Field(8, ge=1, le=256, description="chunks read or written at a time; default 8")
+    lookup_deadline: float = lookup_deadline(0.5, "what is stored")
+    deadline: float = deadline(10.0)
+    pause: float = pause(10.0, "failing object store")
+    concurrency: int = concurrency(8)
     compression: Compression = Field("none", description=COMPRESSION)
 
 

@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvist_connector.agent.redis_settings import RedisSettings
+from kvist_connector.agent.server_settings import guarded
 from kvist_connector.agent.settings import ObjectStoreSettings
 from kvist_connector.errors import ConfigError
 from kvist_connector.tiers.base import ChunkStore
-from kvist_connector.tiers.deadline import DeadlineStore
 from kvist_connector.tiers.spread import SpreadStore
 
 if TYPE_CHECKING:
     from kvist_connector.tiers.redis_server import RedisServer
-
-_FAILURES = 3
 
 
 def open_redis(settings: RedisSettings) -> ChunkStore:
@@ -32,13 +30,13 @@ def open_redis(settings: RedisSettings) -> ChunkStore:
     for name in ("password_file", "sentinel_password_file", "ca_file"):
         _readable(f"redis.{name}", getattr(settings, name))
 
-    def guarded(server: RedisServer) -> ChunkStore:
-        return _guarded(RedisStore(server), settings)
+    def opened(server: RedisServer) -> ChunkStore:
+        return guarded(RedisStore(server), settings)
 
     servers = _redis_servers(settings)
     if settings.cluster:
-        return ClusterStore(servers, guarded, settings.lookup_deadline / 2)
-    return SpreadStore({server.label: guarded(server) for server in servers})
+        return ClusterStore(servers, opened, settings.lookup_deadline / 2)
+    return SpreadStore({server.label: opened(server) for server in servers})
 
 
 def _redis_servers(settings: RedisSettings) -> list[RedisServer]:
@@ -79,19 +77,7 @@ def open_object_store(settings: ObjectStoreSettings, url: str, threads: Executor
         connect_timeout=min(5.0, settings.deadline),
     )
     _readable("object_store.credentials_file", settings.credentials_file)
-    return _guarded(ObjectStore(open_backend(bucket), url, threads), settings)
-
-
-def _guarded(store: ChunkStore, settings: RedisSettings | ObjectStoreSettings) -> ChunkStore:
-    return DeadlineStore(
-        store,
-        settings.deadline,
-        failures=_FAILURES,
-        pause=settings.pause,
-        # The rest of a lookup's time is for a second question.
-        ask=settings.lookup_deadline / 2,
-        most=settings.concurrency,
-    )
+    return guarded(ObjectStore(open_backend(bucket), url, threads), settings)
 
 
 def _readable(name: str, path: Path | None) -> None:
