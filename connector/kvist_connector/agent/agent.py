@@ -96,6 +96,7 @@ class Agent:
         parts = build(self._settings, opened, self.supervisor, now_ms, self.connections_changed)
         self.parts = parts
         await self._adopt(parts)
+        parts.writebehind.adopted()
         self._metrics.watch(parts)
         self.supervisor.daemon("write-behind", parts.writebehind.run())
         self.supervisor.daemon("peers", peers.roster.run())

@@ -335,7 +335,14 @@ class Loader:
             loaded = header is not None and current is not None and current.ref is None
             if header is not None and current is not None and loaded and self._memory.owns(ref):
                 self._memory.commit(
-                    ref, key, header.parent, current.index, header.tags, header.retire_epoch, header.lossy
+                    ref,
+                    key,
+                    header.parent,
+                    current.index,
+                    header.tags,
+                    header.retire_epoch,
+                    header.lossy,
+                    loaded=True,
                 )
                 self._lease_to_waiting(key)
             else:

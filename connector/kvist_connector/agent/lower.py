@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum, StrEnum, auto
+from typing import Final
 
 from kvist_connector.agent.answering import Answering
 from kvist_connector.agent.authority import Authority
@@ -21,12 +22,15 @@ from kvist_connector.agent.catalog import Catalog, Chunk
 from kvist_connector.agent.speed import Speed
 from kvist_connector.errors import IntegrityError, StorageFull, TierError
 from kvist_connector.protocol.engine import Values
+from kvist_connector.protocol.tags import merge_tags
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.tiers.coding import Coding, Compression
 from kvist_connector.tiers.deadline import LateAnswerError
 from kvist_connector.tiers.envelope import EnvelopeStore, ForeignChunk, Header, LockedChunk, LossyChunk
 
 log = logging.getLogger(__name__)
+# Others may store a chunk with other tags between our deleting and storing it.
+_RETAGGED_AGAIN: Final = 3
 
 
 class Stored(StrEnum):
@@ -248,17 +252,60 @@ class LowerTier(ABC):
                     await self._room_for(chunk, header.raw_bytes)
                 changed = await self._store.rewrite(header, parts, compression)
             except (TierError, StorageFull) as error:
-                self._failed("write_failed", error)
-                self._catalog.leave_below(self.tier, chunk.key)
-                self._deletes(chunk.key)
-                self._undeleted(chunk.key)  # or it was, and the new one is not written
+                self._half_written(chunk.key, error)
                 raise TierError(f"{self.tier.label}: {error}") from error
         self._answering.worked()
-        # What was dropped, cleared or retired meanwhile does not come back by this.
-        if era != self._era or self.tier not in self._catalog.tiers_of(chunk.key):
-            self._delete_soon(chunk.key, fingerprint)
+        if self._gone_meanwhile(chunk.key, era, fingerprint):
             return None
         return None if changed is header else (header.stored_bytes, changed.stored_bytes)
+
+    async def retag(self, chunk: Chunk, parts: Sequence[memoryview]) -> bool:
+        """A copy that lacks tags of its chunk is stored anew with them; false when that failed.
+
+        Without `parts` it is deleted: what a tag retires must be known by it.
+        """
+        fingerprint, era = self._fingerprint, self._era
+        with self._busy.hold():
+            for _ in range(_RETAGGED_AGAIN):
+                try:
+                    header = await self.header(chunk)
+                except TierError:
+                    return False
+                if header is None or not self._catalog_has_more(chunk, header):
+                    return not self.closed
+                if not parts:
+                    self.drop(chunk.key)
+                    return True
+                try:
+                    await self._store.delete(fingerprint, chunk.key)
+                    if await self._put(chunk, parts, fingerprint):
+                        self.counts["retagged"] += 1
+                        break
+                except (TierError, StorageFull) as error:
+                    self._half_written(chunk.key, error)
+                    return False
+        self._gone_meanwhile(chunk.key, era, fingerprint)
+        return True
+
+    def _catalog_has_more(self, chunk: Chunk, header: Header) -> bool:
+        """Whether the chunk has tags that its copy lacks; it has those of the copy afterwards."""
+        self._catalog.tag(chunk, header.tags)
+        self._catalog.age(chunk, header.retire_epoch)
+        return chunk.tags != merge_tags(header.tags, ())
+
+    def _half_written(self, key: bytes, error: Exception) -> None:
+        """The old object is, or may be, still there; the new one is not."""
+        self._failed("write_failed", error)
+        self._catalog.leave_below(self.tier, key)
+        self._deletes(key)
+        self._undeleted(key)
+
+    def _gone_meanwhile(self, key: bytes, era: int, fingerprint: bytes) -> bool:
+        """What was dropped, cleared or retired while it was written anew does not come back by this."""
+        if era == self._era and self.tier in self._catalog.tiers_of(key):
+            return False
+        self._delete_soon(key, fingerprint)
+        return True
 
     def drop(self, key: bytes) -> int | None:
         """Forget one chunk now and delete its object in the background; its bytes, None when not known of."""

@@ -43,6 +43,8 @@ class MemoryTier:
         self._clock = clock
         self._slots: SlotTable | None = None
         self.authority = Authority()
+        # A chunk has tags which the copies of it in lower tiers may lack.
+        self.on_late_tags: Callable[[bytes], None] = lambda key: None
         self._fresh: deque[Chunk] = deque()  # each under one lease of ours
         # Whether chunks that an earlier agent kept under a layout are still wanted.
         self.keeps: Callable[[Layout], bool] = lambda layout: True
@@ -160,17 +162,23 @@ class MemoryTier:
         tags: tuple[str, ...] = (),
         epoch: int = 0,
         lossy: bool = False,
+        loaded: bool = False,
     ) -> Chunk:
-        """A filled slot becomes a cached chunk; the key must not be in memory yet."""
+        """A filled slot becomes a cached chunk; the key must not be in memory yet. `loaded`: with the tags
+        of a copy in a lower tier."""
         slots = self._table()
         known = self._catalog.get(key)
-        tags = merge_tags(known.tags if known is not None else (), tags)
+        before = known.tags if known is not None else ()
+        stored = merge_tags(tags, ()) if loaded else before
+        tags = merge_tags(before, tags)
         self._journal.append(Entry(ref, key, parent, index, tags, epoch, lossy))
         slots.commit(ref, key, index)
         chunk = self._catalog.enter_memory(key, parent, index, self.chunk_bytes, ref, self._clock())
         self._catalog.tag(chunk, tags)
         self._catalog.age(chunk, epoch)
         self._catalog.mark(chunk, Tier.MEMORY, lossy)
+        if tags != stored:
+            self.on_late_tags(key)
         self.lease(chunk)
         self._fresh.append(chunk)
         self.settle_fresh(max(1, slots.size // _FRESH_SHARE))
@@ -182,6 +190,7 @@ class MemoryTier:
         """Another request with these tags uses the chunk, too."""
         if self._catalog.tag(chunk, tags) and chunk.ref is not None:
             self._journal.append(_entry(chunk, chunk.ref))
+            self.on_late_tags(chunk.key)
 
     def drop(self, chunk: Chunk) -> None:
         """Take a chunk out of memory; its slot follows when the last lease ends."""

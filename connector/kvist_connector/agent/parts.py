@@ -119,6 +119,7 @@ def build(
         tier: lower[tier] for tier, store in opened.stores.items() if store.inner.capabilities.writable
     }
     writebehind = WriteBehind(memory, catalog, written, write_behind_bytes)
+    memory.on_late_tags = writebehind.late_tags
     members = Members(settings.arena, memory)
     epoch = max(now_ms, memory.previous_epoch() + 1)
     own = {tier: found for tier, found in lower.items() if isinstance(found, OwnTier)}

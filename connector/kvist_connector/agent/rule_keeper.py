@@ -17,6 +17,7 @@ from kvist_connector.protocol.retired import Retired
 
 # Seconds between exchanges that nothing calls for.
 PERIOD: Final = 60.0
+_FIRST_PAUSE: Final = 0.05
 
 
 class RuleKeeper:
@@ -38,12 +39,13 @@ class RuleKeeper:
         self._wrote = wrote
         self._turn = asyncio.Lock()
         self._due = asyncio.Event()
-        self.agreed = False  # both have known the same once
+        self.agreed = False  # the agent knows what the tier has said
         self.tried = asyncio.Event()
         self._tried_again = asyncio.Event()  # the next time
 
     async def run(self) -> None:
         """For ever."""
+        pause = _FIRST_PAUSE
         while True:
             self._due.clear()
             try:
@@ -51,7 +53,11 @@ class RuleKeeper:
             except TierError as error:
                 self._tell()
                 await self._trouble(error)
+                # A tier that answers and takes nothing is not asked all the time.
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, PERIOD)
                 continue
+            pause = _FIRST_PAUSE
             self._tell()
             with suppress(TimeoutError):
                 async with asyncio.timeout(PERIOD):
@@ -76,7 +82,7 @@ class RuleKeeper:
             theirs = await self._rules.read()
             if not self._known().covers(theirs):
                 await self._learn(theirs)
+            self.agreed = True
             known = self._known()
             if not theirs.covers(known) and await self._rules.publish(known):
                 self._wrote()
-            self.agreed = True

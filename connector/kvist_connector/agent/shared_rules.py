@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 import xxhash
 
-from kvist_connector.errors import TierError
+from kvist_connector.errors import StorageFull, TierError
 from kvist_connector.keys import KEY_BYTES
 from kvist_connector.protocol.retired import Retired
 from kvist_connector.tiers.base import ChunkStore, Read
@@ -66,12 +66,18 @@ class SharedRules:
                     raise TierError("more is retired there than was known just now")
                 await self._store.delete(self._names[place])
             data = _pack(Written(number, union.merge(known)))
-            if await self._store.put_if_absent(self._names[place], [data]):
+            if await self._put(self._names[place], data):
                 for old, found in enumerate(there):
                     if found is not None and old != place:
                         await self._store.delete(self._names[old])
                 return True
         raise TierError("others change what is retired there all the time")
+
+    async def _put(self, name: bytes, data: bytes) -> bool:
+        try:
+            return await self._store.put_if_absent(name, [data])
+        except StorageFull as error:
+            raise TierError(f"there is no room for what is retired: {error}") from error
 
     async def _collect(self) -> list[Written | None]:
         """All objects, of one moment: two looks that see the same are one."""

@@ -31,6 +31,7 @@ class WriteBehind:
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._memory = memory
+        self._catalog = catalog
         self._writers = [_Writer(memory, catalog, tier, limit, self.counts) for tier in lower.values()]
 
     @property
@@ -48,6 +49,18 @@ class WriteBehind:
         for writer in self._writers:
             writer.add(key)
 
+    def late_tags(self, key: bytes) -> None:
+        """A chunk has tags that copies in lower tiers may lack: these are stored anew."""
+        for writer in self._writers:
+            writer.late_tags(key)
+
+    def adopted(self) -> None:
+        """After a restart: whether copies of the tagged chunks in memory have the tags is not known."""
+        tagged = [chunk for chunk in self._memory_chunks() if chunk.tags]
+        for chunk in sorted(tagged, key=lambda chunk: chunk.index):
+            for writer in self._writers:
+                writer.late_tags(chunk.key, known=False)
+
     def hurry(self) -> None:
         """This replica is about to go: queue all that tiers lack and have room for, most valuable first."""
         for writer in self._writers:
@@ -62,6 +75,10 @@ class WriteBehind:
         except TimeoutError:
             return False
         return not self.pending_chunks
+
+    def _memory_chunks(self) -> list[Chunk]:
+        found = map(self._catalog.resident, self._catalog.keys(Tier.MEMORY))
+        return [chunk for chunk in found if chunk is not None]
 
     async def run(self) -> None:
         """Write for ever."""
@@ -84,6 +101,7 @@ class _Writer:
         self._limit = limit
         self._counts = counts
         self._queue: dict[bytes, None] = {}  # in order of commit: parents come before children
+        self._late: set[bytes] = set()  # of the queue: the tier's copy may lack tags
         self._writing: bytes | None = None
         self._last: bytes | None = None  # the chunk written last, just now
         self._failed: bytes | None = None  # the chunk whose write failed last
@@ -103,8 +121,18 @@ class _Writer:
             for least in self._least(max(1, len(self._queue) // _SHARE)):
                 del self._queue[least]
                 self._counts["dropped_pressure"] += 1
+                if least in self._late:
+                    # What a tag retires must be known by it: better no copy.
+                    self._late.discard(least)
+                    self._lower.drop(least)
         self._work.set()
         self._note()
+
+    def late_tags(self, key: bytes, known: bool = True) -> None:
+        """`known`: the books are right on whether the tier has the chunk."""
+        if not known or key == self._writing or self._lower.tier in self._catalog.tiers_of(key):
+            self._late.add(key)
+            self.add(key)
 
     def hurry(self) -> None:
         memory, tier, size = self._catalog.index(Tier.MEMORY), self._lower.tier, self._memory.chunk_bytes
@@ -120,7 +148,7 @@ class _Writer:
             if len(queue) >= most:
                 break
             queue |= dict.fromkeys(chunk.key for chunk in self._unwritten(node.key, queue))
-        self._queue = queue
+        self._queue = dict.fromkeys(self._late) | queue
         if self._queue:
             self._work.set()
         self._note()
@@ -142,6 +170,8 @@ class _Writer:
                 if again:
                     self._queue = {key: None} | self._queue
                     await self._wait()
+                elif key not in self._queue:
+                    self._late.discard(key)
             self._work.clear()
             self._last = None
             self._note()
@@ -173,7 +203,7 @@ class _Writer:
     async def _write(self, key: bytes) -> bool:
         """False when it should be tried again if the tier has failed."""
         if self._lower.tier in self._catalog.tiers_of(key):
-            return True
+            return key not in self._late or await self._retag(key)
         chain = self._unwritten(key)
         # Others may have taken away what it continues: then that is written again, or nothing is.
         while chain and chain[0].index and chain[0].parent != self._last:
@@ -196,6 +226,15 @@ class _Writer:
         self._failed = None
         return True
 
+    async def _retag(self, key: bytes) -> bool:
+        chunk = self._catalog.get(key)
+        if chunk is None:
+            return True
+        if chunk.ref is None:
+            return await self._lower.retag(chunk, ())
+        with self._memory.held(chunk) as parts:
+            return await self._lower.retag(chunk, parts)
+
     def _unwritten(self, key: bytes, queued: Container[bytes] = ()) -> list[Chunk]:
         """The chunk and those before it that the tier lacks and that are not queued, first one first.
 
@@ -217,6 +256,9 @@ class _Writer:
             return False
         with self._memory.held(chunk) as parts:
             stored = await self._lower.store(chunk, parts)
+            if stored is Stored.PRESENT and chunk.tags:
+                # Whoever stored it knew other tags.
+                await self._lower.retag(chunk, parts)
         self._counts[stored.value] += 1
         if stored is Stored.WRITTEN:
             self._counts[f"bytes_stored_{self._lower.tier.label}"] += self._memory.chunk_bytes

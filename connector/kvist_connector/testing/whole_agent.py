@@ -75,6 +75,11 @@ class WholeAgent:
         whole.engine = await FakeEngine.start(given.socket, offered)
         return whole
 
+    @property
+    def running(self) -> bool:
+        """Until it is stopped."""
+        return not self._stopped
+
     async def new_engine(self) -> None:
         """The engine ends, and another one connects."""
         await self.engine.stop()

@@ -56,12 +56,13 @@ def places(harness, chain):
 
 
 async def tag(harness, engine, chain, *tags):
-    """Another request with these tags uses the chunks."""
+    """Another request with these tags uses the chunks; their copies have the tags afterwards."""
     message = wire.Lookup(request="t", keys=b"".join(chain), tokens=8 * len(chain), tags=tags)
     engine.scheduler.send(message)
     await engine.scheduler.expect(wire.Answer, lambda answer: answer.request == "t" and not answer.pending)
     engine.scheduler.send(wire.Step(releases=("t",)))
     await settled(engine)
+    await harness.written()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from obstore.store import MemoryStore
 
 from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.agent.shared_rules import PLACES, SharedRules
-from kvist_connector.errors import TierError
+from kvist_connector.errors import StorageFull, TierError
 from kvist_connector.protocol.retired import Retired
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing.agent_parts import DEADLINE, AgentParts
@@ -276,3 +276,13 @@ async def test_copies_that_nobody_reads_are_swept_by_the_agent_that_told_the_tie
 
     await until(swept)
     assert other.parts.lower[Tier.OBJECT].counts["swept"] == 3 - left
+
+
+async def test_a_tier_without_room_for_a_rule_is_read_all_the_same(begin):
+    agent, engine = await begin()
+    await stored(agent, engine)
+    agent.faulty.plan = lambda operation, key: StorageFull("full") if operation == "put" else None
+    answer = await agent.parts.controls.retire.retire({"tag": "b"})
+    assert (answer["complete"], answer["unpublished"]) == (False, ["object"])
+    await agent.clear_memory()
+    assert len((await engine.lookup(CHAIN)).refs) == 3
