@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,6 +40,20 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class Spoil:
+    """This byte of each answer is another one."""
+
+    at: int
+
+
+@dataclass(frozen=True)
+class Die:
+    """The client is killed when it has sent so many bytes: no connection lives longer, none is made."""
+
+    after: int
+
+
+@dataclass(frozen=True)
 class Answer:
     """Each HTTP request is answered by this in place of the server."""
 
@@ -46,7 +61,7 @@ class Answer:
     body: bytes = b""
 
 
-Mode = Pass | Hang | Refuse | Cut | Answer
+Mode = Pass | Hang | Refuse | Cut | Spoil | Die | Answer
 
 
 class FaultProxy:
@@ -60,6 +75,8 @@ class FaultProxy:
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self.answered = 0
+        self.sent: list[int] = []  # by the client since `turn`, piece by piece
+        self.on_piece: Callable[[], None] = lambda: None  # before each one goes on, in either direction
 
     @property
     def port(self) -> int:
@@ -75,6 +92,7 @@ class FaultProxy:
     def turn(self, mode: Mode) -> None:
         """From now on."""
         self._mode = mode
+        self.sent = []
         if isinstance(mode, Hang):
             self._moving.clear()
         else:
@@ -115,11 +133,16 @@ class FaultProxy:
             while data := await reader.read(_READ):
                 await self._moving.wait()
                 link.sent_back = 0
+                self.on_piece()
                 if isinstance(self._mode, Answer):
                     await self._answer(self._mode, data, link)
                     continue
-                to_server.write(data)
+                left = mode.after - sum(self.sent) if isinstance(mode := self._mode, Die) else len(data)
+                self.sent.append(len(data))
+                to_server.write(data[: max(0, left)])
                 await to_server.drain()
+                if left < len(data):
+                    self.turn(Refuse())
         finally:
             back.cancel()
             to_server.transport.abort()
@@ -129,11 +152,14 @@ class FaultProxy:
         try:
             while data := await link.from_server.read(_READ):
                 await self._moving.wait()
+                self.on_piece()
                 mode = self._mode
                 if isinstance(mode, Cut) and link.sent_back + len(data) > mode.after:
                     link.writer.write(data[: max(0, mode.after - link.sent_back)])
                     await link.writer.drain()
                     break
+                if isinstance(mode, Spoil):
+                    data = _spoiled(data, mode.at - link.sent_back)
                 link.sent_back += len(data)
                 link.writer.write(data)
                 await link.writer.drain()
@@ -159,6 +185,13 @@ class FaultProxy:
         )
         await link.writer.drain()
         self.answered += 1
+
+
+def _spoiled(data: bytes, place: int) -> bytes:
+    changed = bytearray(data)
+    if 0 <= place < len(changed):
+        changed[place] ^= 0x40
+    return bytes(changed)
 
 
 @dataclass

@@ -37,6 +37,8 @@ async def start(tmp_path):
 
     yield begin
     for agent in running:
+        if agent.running:
+            await agent.check()
         await agent.stop()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from redis.asyncio import Redis
 
 from kvist_connector.testing.agent_process import AgentProcess
-from kvist_connector.testing.fault_proxy import Answer, Cut, FaultProxy, Hang, Mode, Pass, Refuse
+from kvist_connector.testing.fault_proxy import Answer, Cut, FaultProxy, Hang, Mode, Pass, Refuse, Spoil
 from kvist_connector.testing.services import RedisProcess, S3Process
 
 UNAVAILABLE = Answer("503 Service Unavailable", b"<Error><Code>SlowDown</Code></Error>")
@@ -26,13 +26,20 @@ class World:
     """Everything that can be broken."""
 
     def __init__(
-        self, folder: Path, redis: RedisProcess, s3: S3Process, redis_proxy: FaultProxy, s3_proxy: FaultProxy
+        self,
+        folder: Path,
+        redis: RedisProcess,
+        s3: S3Process,
+        redis_proxy: FaultProxy,
+        s3_proxy: FaultProxy,
+        peer_ports: dict[str, int],
+        peer_proxies: dict[str, FaultProxy],
     ) -> None:
         self.folder = folder
         self.redis = redis
         self.s3 = s3
-        self.redis_proxy = redis_proxy
-        self.s3_proxy = s3_proxy
+        self.proxies = {"redis": [redis_proxy], "s3": [s3_proxy], "peer": list(peer_proxies.values())}
+        self.peer_ports, self.peer_proxies = peer_ports, peer_proxies
         self.agents: dict[str, AgentProcess] = {}
         self.up: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self.engines: list[Callable[[], Awaitable[None]]] = []
@@ -44,17 +51,27 @@ class World:
             "memory": "1200Ki",
             "disk__path": folder / "disk",
             "disk__size": "3Mi",
-            "redis__urls": f"redis://127.0.0.1:{self.redis_proxy.port}/0",
+            "redis__urls": f"redis://127.0.0.1:{self.proxies['redis'][0].port}/0",
             "redis__lookup_deadline": 0.5,
             "redis__deadline": 1,
             "redis__pause": 0.2,
             "object_store__url": self.s3.url,
-            "object_store__endpoint": f"http://127.0.0.1:{self.s3_proxy.port}",
+            "object_store__endpoint": f"http://127.0.0.1:{self.proxies['s3'][0].port}",
             "object_store__credentials_file": self.s3.credentials_file,
             "object_store__region": "us-east-1",
             "object_store__lookup_deadline": 0.5,
             "object_store__deadline": 2,
             "object_store__pause": 0.2,
+            "peer__host": "127.0.0.1",
+            "peer__port": self.peer_ports[name],
+            "peer__urls": ",".join(
+                f"http://127.0.0.1:{proxy.port}"
+                for other, proxy in self.peer_proxies.items()
+                if other != name
+            ),
+            "peer__lookup_deadline": 0.5,
+            "peer__deadline": 1,
+            "peer__pause": 0.2,
             "lookup_deadline": 5,
             "shutdown_deadline": 1,
         }
@@ -69,11 +86,12 @@ class World:
 
 def proxied(which: str, mode: Mode) -> Fault:
     async def begin(world: World, draw: random.Random) -> Callable[[], Awaitable[None]]:
-        proxy: FaultProxy = getattr(world, which)
-        proxy.turn(mode)
+        for proxy in world.proxies[which]:
+            proxy.turn(mode)
 
         async def end() -> None:
-            proxy.turn(Pass())
+            for proxy in world.proxies[which]:
+                proxy.turn(Pass())
 
         return end
 
@@ -188,14 +206,14 @@ async def memory_cleared(world: World, draw: random.Random) -> None:
 FAULTS: dict[str, Fault] = {
     "Redis killed": redis_killed,
     "Redis full": redis_full,
-    "Redis hangs": proxied("redis_proxy", Hang()),
-    "Redis refuses": proxied("redis_proxy", Refuse()),
-    "Redis breaks off": proxied("redis_proxy", Cut(after=9000)),
+    "Redis hangs": proxied("redis", Hang()),
+    "Redis refuses": proxied("redis", Refuse()),
+    "Redis breaks off": proxied("redis", Cut(after=9000)),
     "bytes in Redis spoiled": redis_spoiled,
-    "S3 503": proxied("s3_proxy", UNAVAILABLE),
-    "S3 denies": proxied("s3_proxy", DENIED),
-    "S3 hangs": proxied("s3_proxy", Hang()),
-    "S3 breaks off": proxied("s3_proxy", Cut(after=9000)),
+    "S3 503": proxied("s3", UNAVAILABLE),
+    "S3 denies": proxied("s3", DENIED),
+    "S3 hangs": proxied("s3", Hang()),
+    "S3 breaks off": proxied("s3", Cut(after=9000)),
     "files spoiled": files_spoiled,
     "disk gone": disk_gone,
     "no descriptors": no_descriptors,
@@ -203,4 +221,8 @@ FAULTS: dict[str, Fault] = {
     "agent stopped": agent_ended(signal.SIGTERM),
     "engine killed": engine_killed,
     "memory cleared": memory_cleared,
+    "peers hang": proxied("peer", Hang()),
+    "peers refuse": proxied("peer", Refuse()),
+    "peers break off": proxied("peer", Cut(after=9000)),
+    "peers lie": proxied("peer", Spoil(at=9000)),
 }

@@ -8,6 +8,7 @@ import signal
 import subprocess
 
 import pytest
+from tests.connector.faults.left_behind import whole
 
 from kvist_connector.errors import ConfigError
 from kvist_connector.protocol.tiers import Tier
@@ -173,6 +174,7 @@ async def test_an_agent_without_file_descriptors_misses_and_recovers(process):
     agent._process.send_signal(signal.SIGTERM)
     _, said = await agent._process.communicate()
     assert said.decode().count("disk tier: read_failed") == 1
+    whole(agent.arena)
 
 
 @pytest.fixture
@@ -207,3 +209,4 @@ async def test_a_disk_that_hangs_is_left_alone_and_does_not_keep_the_agent_from_
         assert (await engine.lookup(keys)).known == 0
     await engine.stop()
     assert await agent.terminate() == 1
+    whole(agent.arena)

@@ -7,9 +7,11 @@ import time
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+from tests.connector.faults.left_behind import whole
 from tests.connector.faults.soak_faults import FAULTS, World
 from tests.connector.faults.soak_load import Engine, Progress
 
+from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing import services
 from kvist_connector.testing.fault_proxy import FaultProxy
 
@@ -19,9 +21,11 @@ pytestmark = [
     pytest.mark.timeout(1200),
 ]
 SOAK_SECONDS = float(os.environ.get("KVIST_SOAK_SECONDS", "180"))
+NAMES = ("one", "two")  # of the agents, peers of each other
 ENGINES = 2  # of each agent
 LASTS = 15  # requests that end while a fault lasts, and between two
 DEADLINE = 60.0
+TIERS = (Tier.MEMORY, Tier.DISK, Tier.REDIS, Tier.OBJECT, Tier.PEER)
 ALONE = {"agent killed", "agent stopped", "no descriptors"}  # others need the agent that is their victim
 
 
@@ -32,13 +36,15 @@ async def world_of(folder):
         for server in (redis, s3):
             await server.start()
             stack.push_async_callback(server.kill)
+        ports = {name: services.free_port() for name in NAMES}
+        peers = {name: FaultProxy(port) for name, port in ports.items()}
         proxies = FaultProxy(redis.port), FaultProxy(s3.port)
-        for proxy in proxies:
+        for proxy in (*proxies, *peers.values()):
             await proxy.start()
             stack.push_async_callback(proxy.close)
-        world = World(folder, redis, s3, *proxies)
+        world = World(folder, redis, s3, *proxies, ports, peers)
         try:
-            for name in ("one", "two"):
+            for name in NAMES:
                 (folder / name).mkdir()
                 await world.start(name)
             yield world
@@ -103,7 +109,9 @@ async def test_faults_in_turn_under_load_break_no_request_and_no_byte(tmp_path, 
             assert (await agent.get("/healthz"))[0] == 200
             with capsys.disabled():
                 print(stats["tier_counters"], stats["counters"])
+            await agent.terminate()
+            whole(agent.arena)
     with capsys.disabled():
         print(f"{progress.requests} requests, {progress.broken} of killed agents, {progress.hits}, {told}")
     assert set(told) == set(FAULTS)
-    assert all(progress.hits[tier] for tier in (1, 2, 3, 4)), "a tier was never hit"
+    assert all(progress.hits[tier] for tier in TIERS), "a tier was never hit"
