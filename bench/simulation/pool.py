@@ -1,8 +1,8 @@
 """KV blocks of one simulated engine: held by requests, idle in LRU order, and below them a host tier.
 
-Called by engine.py. Full prompt blocks have ids and are shared; others are only counted. What is
-evicted from the GPU goes to the host tier when there is one. `added` and `removed` are what a
-cache feed would say since it was last drained.
+Called by engine.py. Full prompt blocks have ids and are shared; others are only counted. The host tier,
+where there is one, gets every block when it is computed, as the connector stores them, and forgets the one
+unused for longest. `changes` are what a cache feed would say since it was last drained.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class BlockPool:
                 del self.idle[block]
             elif block not in self.held:
                 self.changes.append((False, True, block))
+                self._store(block)
             self.held[block] = self.held.get(block, 0) + 1
 
     def release(self, blocks: Sequence[int], loose: int, outputs: Sequence[int] = ()) -> None:
@@ -79,6 +80,7 @@ class BlockPool:
         self.loose -= loose
         self.idle.update(dict.fromkeys(reversed(outputs)))
         for block in reversed(blocks):
+            self._store(block)
             left = self.held[block] - 1
             if left:
                 self.held[block] = left
@@ -91,10 +93,14 @@ class BlockPool:
         if block < 0:
             return
         self.changes.append((False, False, block))
-        if self._host_total:
-            if block not in self.host:
-                self.changes.append((True, True, block))
-            self.host[block] = None
-            self.host.move_to_end(block)
-            if len(self.host) > self._host_total:
-                self.changes.append((True, False, self.host.popitem(last=False)[0]))
+
+    def _store(self, block: int) -> None:
+        """Into the host tier; a block that is there becomes the most recently used."""
+        if not self._host_total:
+            return
+        if block not in self.host:
+            self.changes.append((True, True, block))
+        self.host[block] = None
+        self.host.move_to_end(block)
+        if len(self.host) > self._host_total:
+            self.changes.append((True, False, self.host.popitem(last=False)[0]))

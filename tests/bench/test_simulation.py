@@ -76,6 +76,13 @@ def test_what_is_evicted_is_gone_unless_memory_has_it() -> None:
     assert kept.hit == pytest.approx(1536 / 5121)
 
 
+def test_memory_has_what_is_computed_and_forgets_what_was_unused_for_longest() -> None:
+    trace = [Request(0, 0.0, 1536, 1, (1, 2, 3)), Request(1, 5.0, 1024, 1, (4, 5)),
+             Request(2, 10.0, 1537, 1, (1, 2, 3)), Request(3, 15.0, 512, 1, (6,))]  # fmt: skip
+    _, engine = one(trace, EngineSpec(100, host_blocks=4, host_seconds=0.001))
+    assert set(engine.pool.host) == {1, 2, 3, 6}
+
+
 def test_without_blocks_for_two_the_younger_is_preempted_and_both_end() -> None:
     found, engine = one([Request(0, 0.0, 1000, 600, ()), Request(1, 0.0, 1000, 600, ())], EngineSpec(6))
     assert engine.preemptions > 0
