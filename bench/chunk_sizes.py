@@ -59,7 +59,8 @@ def table(folder: Path, pages: Pages, tokens: int, rounds: int, figures: dict[st
         "Scattered pages. Disk: 8 files at a time through the envelope, from the page cache. Keys and lookup"
         " of 128k tokens: processor time of the engine, and of the agent. Tokens lost: half a chunk is"
         " computed again at a prompt's end on average, since only full chunks are kept. An agent needs about"
-        " a kilobyte of its own for each chunk.",
+        " a kilobyte of its own for each chunk. Copies hardly depend on the size. What falls with it is the"
+        " work for each chunk, small against a load from 256 tokens on; what grows is what is lost.",
     )  # fmt: skip
 
 
