@@ -232,3 +232,29 @@ async def test_without_a_folder_for_files_long_bodies_are_refused_and_others_ser
                 assert answer.status == 200
         async with http.post(running.url + CHAT, data=io.BytesIO(body(2**21))) as answer:
             assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    ("limits", "sent"),
+    [({"spool_bytes": 3 * 2**20}, body(2**21)), ({"bodies_memory_bytes": 2**20}, body(60_000, '"a": "x", '))],
+)
+async def test_room_is_given_back_when_requests_end(router, http, until, limits, sent: bytes) -> None:
+    most = {"body_bytes": MOST, "body_memory_bytes": MEMORY, **limits}
+    async with FakeEngine() as engine:
+        running = await router(replicas=[{"url": engine.url}], limits=most)
+        for _ in range(20):
+            async with http.post(running.url + CHAT, data=io.BytesIO(sent)) as answer:
+                assert answer.status == 200, await answer.text()
+        engine.first_byte.clear()
+        tasks = [asyncio.create_task(post(http, running.url, sent)) for _ in range(20)]
+        await until(lambda: sum(task.done() for task in tasks) > 0)  # one that found no room
+        engine.first_byte.set()
+        found = await asyncio.gather(*tasks)
+        assert set(found) == {200, 503}
+        assert await post(http, running.url, sent) == 200
+
+
+async def post(http: Any, url: str, sent: bytes) -> int:
+    async with http.post(url + CHAT, data=io.BytesIO(sent)) as answer:
+        await answer.read()
+        return int(answer.status)
