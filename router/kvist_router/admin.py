@@ -62,6 +62,7 @@ def admin_app(mind: LocalMind, exposition: Exposition, controls: ClusterControls
             {
                 "replicas": [describe(replica) for replica in mind.replicas.values()],
                 "in_flight": len(mind.in_flight),
+                "neighbours": mind.neighbours(),
                 "local_tokens": {"problem": mind.source.problem},
             }
         )

@@ -271,7 +271,7 @@ async def test_a_router_with_several_addresses_counts_once(router, until, tmp_pa
         assert there.elsewhere.requests == 1
 
 
-async def test_a_neighbour_with_another_token_is_unheard(router, until, tmp_path: Path) -> None:
+async def test_a_neighbour_with_another_token_is_unheard(router, until, http, tmp_path: Path) -> None:
     ports = free_ports(2)
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     for name in ("right", "wrong"):
@@ -285,6 +285,10 @@ async def test_a_neighbour_with_another_token_is_unheard(router, until, tmp_path
             for port, name in zip(ports, ("right", "wrong"), strict=True)
         ]  # fmt: skip
         await until(lambda: first.mind.unheard() == second.mind.unheard() == 1)
+        problem = "status 401: is agent.token_file the same as there?"
+        told = {"url": urls[1], "router": "", "heard": False, "problem": problem}
+        page = first.admin_url + names.PATH_REPLICAS
+        await polled(http, page, lambda page: json.loads(page)["neighbours"] == [told])
         (tmp_path / "wrong").write_text("right")
         await until(lambda: first.mind.unheard() == second.mind.unheard() == 0)
 

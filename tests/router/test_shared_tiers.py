@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvist_connector.protocol.engine import EngineLoad
 from kvist_connector.protocol.feed import FEED_VERSION, Delta, Load, Opening, Snapshot, TierSpeed
-from kvist_connector.protocol.tiers import Tier
+from kvist_connector.protocol.tiers import SHARED_TIERS, Tier, preferred
 from kvist_connector.settings import validate
 from kvist_router.mind.mirror import Hit, Mirror
 from kvist_router.mind.replica import Replica
@@ -140,12 +140,12 @@ _STEPS = st.lists(
 @given(_STEPS)
 def test_it_is_the_union_of_what_the_mirrors_say(steps: list[tuple[int, str, Tier, list[bytes]]]) -> None:
     fleet = Fleet()
-    mirrors = [fleet.mirror(redis=FAST, object=FAST) for _ in range(3)]
+    mirrors = [fleet.mirror(redis=FAST, object=FAST, peer=FAST) for _ in range(3)]
     held: list[set[tuple[Tier, bytes]]] = [set() for _ in mirrors]
     for number, what, tier, keys in steps:
         if what == "open":
             mirrors[number].open(opening())
-            mirrors[number].tiers_answer([speed(Tier.REDIS, FAST), speed(Tier.OBJECT, FAST)])
+            mirrors[number].tiers_answer([speed(tier, FAST) for tier in (*SHARED_TIERS, Tier.PEER)])
             held[number].clear()
         elif what == "add":
             delta(mirrors[number], tier, keys)
@@ -155,10 +155,11 @@ def test_it_is_the_union_of_what_the_mirrors_say(steps: list[tuple[int, str, Tie
             held[number] -= {(tier, key) for key in keys}
     union = {item for one in held for item in one if item[0] is not Tier.MEMORY}
     assert len(fleet.shared) == len(union)
+    union |= {(Tier.PEER, key) for one in held for tier, key in one if tier is Tier.MEMORY}
     for mirror, own in zip(mirrors, held, strict=True):
         for key in KEYS:
             tiers = [tier for tier, known in union | own if known == key]
-            assert mirror.hit([key]) == Hit(0, bytes([min(tiers)]) if tiers else b"")
+            assert mirror.hit([key]) == Hit(0, bytes(preferred(tiers)[:1]))
 
 
 def test_what_is_in_a_peers_memory_counts_for_those_that_read_peers(fleet: Fleet) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from os import urandom
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -101,6 +101,7 @@ class LocalMind:
         self.replicas: dict[str, Replica] = {}
         self.shared = SharedKeys()
         self.unheard: Callable[[], int] = lambda: 0  # routers whose dispatches are not known (neighbours/)
+        self.neighbours: Callable[[], list[dict[str, Any]]] = list  # all of them, for the admin port
         self.records = Records(settings.records)
         self.source = source
         self.metrics = metrics

@@ -55,7 +55,7 @@ async def neighbours(
         if settings.urls:
             stack.push_async_callback(circle.close)
             await stack.enter_async_context(background("neighbours", circle.follow, mind.metrics))
-            mind.unheard = lambda: circle.unheard
+            mind.unheard, mind.neighbours = lambda: circle.unheard, circle.describe
         yield circle
 
 
