@@ -49,6 +49,8 @@ def request(path: str, drawn: Any, keep: int) -> Any:
         body["model"] = MODEL
     if path in ("/v1/chat/completions", "/v1/completions"):
         body |= FIXED
+    elif path == "/v1/responses":
+        body |= {"max_output_tokens": 1, "temperature": 0}
     return body
 
 
