@@ -97,8 +97,8 @@ Examples:
   kvist retire --revision 2024-06 --router http://127.0.0.1:8081
 
 What was computed before is not served any more, by no tier and no engine, also after restarts; what is
-computed from now on is. `incomplete` names replicas that do not know it yet: routers send them nothing
-until they do.
+computed from now on is. `incomplete` names replicas that do not know it yet, to which routers send nothing
+until they do, or whose Redis or object store did not take the rule yet (`unpublished` with --json).
 """
 _TIERS: Final = ("memory", "disk", "redis", "object")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

@@ -12,6 +12,7 @@ from kvist_connector.agent import edits, own
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing.whole_agent import DEADLINE, keys_of
 from kvist_connector.tiers import disk
+from kvist_connector.tiers.hang import guard_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -86,13 +87,13 @@ async def test_clear_of_a_disk_that_hangs_says_so_in_time(agent, tmp_path, monke
 
 
 async def test_pins_of_chunks_on_disk_alone_outlast_its_hanging(start, settings, monkeypatch):
-    settings["disk"]["deadline"] = 1
     agent = await start("two", lookup_deadline=3, **settings)
     await agent.computed(keys_of(4))
     await agent.written()
     keys = [key.hex() for key in keys_of(4)]
     await agent.post("pin", {"keys": keys, "seconds": 3600})
     goes_on, read = threading.Event(), disk._read
+    guard = guard_of(agent.parts.lower[Tier.DISK]._store.inner)
 
     def hung(path, into, direct):
         assert goes_on.wait(DEADLINE)
@@ -100,6 +101,7 @@ async def test_pins_of_chunks_on_disk_alone_outlast_its_hanging(start, settings,
 
     with monkeypatch.context() as slow:
         slow.setattr(disk, "_read", hung)
+        slow.setattr(guard, "_limit", 0.1)  # a loaded machine is no hung disk: only from here on
         await agent.post("clear", {"tier": "memory", "pinned": True})
         assert await agent.found(keys_of(4), memory=True) == []
         assert (await agent.stats())["tiers"]["disk"]["problem"]

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from kvist_connector.errors import TierError
+from kvist_connector.errors import StorageFull, TierError
 from kvist_connector.testing.chunk_store_machine import ChunkStoreMachine
+from kvist_connector.testing.fault_proxy import Die, FaultProxy
 from kvist_connector.tiers.disk import DiskStore
 from kvist_connector.tiers.object_backend import Bucket, open_backend
 from kvist_connector.tiers.object_store import ObjectStore
@@ -80,18 +81,42 @@ async def test_disk():
     await check(Disk, 30)
 
 
+# Bytes that a client has sent when it is killed: of the question before, of the object, or never so many.
+SENT = ("0", "40", "150", "700", "1500", "5000")
+
+
+async def killed(port, open_at, name, data, sent):
+    """A client that puts the object and dies on the way."""
+    proxy = FaultProxy(port)
+    await proxy.start()
+    store = open_at(proxy.port)
+    proxy.turn(Die(int(sent)))
+    with contextlib.suppress(TierError, StorageFull):
+        await store.put_if_absent(name, [data])
+    await store.close()
+    await proxy.close()
+
+
 async def test_redis(redis_server):
     server = await redis_server()
 
+    def open_at(port):
+        return RedisStore(RedisServer(f"redis://127.0.0.1:{port}/0"))
+
     class Redis(ChunkStoreMachine):
+        points = SENT
         emptied = False
 
         async def open(self):
-            store = RedisStore(RedisServer(server.url))
+            store = open_at(server.port)
             if not self.emptied:
                 await store._client.flushall()
                 self.emptied = True
             return store
+
+        async def interrupt(self, store, name, data, point):
+            await killed(server.port, open_at, name, data, point)
+            await store.close()
 
     await check(Redis, 8)
 
@@ -99,21 +124,29 @@ async def test_redis(redis_server):
 async def test_object_store(s3_server, threads):
     server = await s3_server()
 
+    def open_at(port):
+        bucket = Bucket(
+            server.url,
+            endpoint=f"http://127.0.0.1:{port}",
+            region="us-east-1",
+            credentials_file=server.credentials_file,
+        )
+        return ObjectStore(open_backend(bucket), server.url, threads)
+
     class Bucketful(ChunkStoreMachine):
+        points = SENT
         emptied = False
 
         async def open(self):
-            bucket = Bucket(
-                server.url,
-                endpoint=server.endpoint,
-                region="us-east-1",
-                credentials_file=server.credentials_file,
-            )
-            store = ObjectStore(open_backend(bucket), server.url, threads)
+            store = open_at(server.port)
             if not self.emptied:
                 for item in [item async for item in store.items()]:
                     await store.delete(item.key)
                 self.emptied = True
             return store
+
+        async def interrupt(self, store, name, data, point):
+            await killed(server.port, open_at, name, data, point)
+            await store.close()
 
     await check(Bucketful, 4)
