@@ -60,6 +60,12 @@ class KeeperMetrics:
             ["process"],
             registry=registry,
         )
+        self._counted: dict[str, int] = {}
+
+    def restarted(self, role: str, total: int) -> None:
+        """So many were replaced until now."""
+        self.restarts.labels(role).inc(total - self._counted.get(role, 0))
+        self._counted[role] = total
 
 
 class Keeper:
@@ -151,13 +157,12 @@ class Keeper:
         found = await asyncio.gather(*(post.pulse(PULSE_SECONDS) for post in self.posts))
         for role, posts in (("mind", [self.mind]), ("relay", self.relays)):
             self._metrics.up.labels(role).set(sum(post.up for post in posts))
-            self._metrics.restarts.labels(role).inc(0)
+            self._metrics.restarted(role, sum(post.restarts for post in posts))
         return text_of(added([families_of(self._registry), *found, self._left]))
 
     def _post(self, role: str, name: str, sockets: list[socket.socket]) -> Post:
         def left(families: list[Family]) -> None:
             self._left = bounded(added([self._left, lasting(families)]))
-            self._metrics.restarts.labels(role).inc()
 
         return Post(role, name, sockets, self._begin, self._answer, left)
 

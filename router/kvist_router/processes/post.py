@@ -95,9 +95,13 @@ class Post:
             _log.error("process %s ended with status %d; the next starts in %g s", self.name, status, pause)
             self.restarts += 1
             await asyncio.sleep(pause)
+            if self._ending:
+                return
             pause = min(LONGEST_PAUSE, 2 * pause)
             try:
                 await self.start()
+                if self._ending:  # nobody told the new one
+                    self.kill()
             except (ConfigError, GoneError, TimeoutError, OSError) as error:
                 _log.error("process %s did not start: %s", self.name, error or "no answer in time")
                 self.kill()
