@@ -1,11 +1,15 @@
 """Eviction: children first, blocked never, and the order a naive search would choose."""
 
+import math
+
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvist_connector.eviction import CostAware, EvictionIndex, Lru, policy
+from kvist_connector.eviction.rates import EDGES, best_rates
+from kvist_connector.eviction.visit import Kind, cell, kind, place
 
 
 def key(number: int) -> bytes:
@@ -22,7 +26,7 @@ class AgainstNaive(RuleBasedStateMachine):
         self.clock = 0.0
         self.next = 1
 
-    @rule(parent=st.integers(0, 30), size=st.integers(1, 5), weight=st.floats(0.1, 10))
+    @rule(parent=st.integers(0, 20), size=st.integers(1, 5), weight=st.floats(0.1, 10))
     def add(self, parent, size, weight):
         self.clock += 1
         self.index.add(key(self.next), key(parent), size, weight, self.clock)
@@ -60,6 +64,11 @@ class AgainstNaive(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.chunks)))
         self.index.remove(key(number))
         del self.chunks[number]
+
+    @precondition(lambda self: self.chunks)
+    @rule(data=st.data(), chunks=st.integers(0, 3))
+    def answer(self, data, chunks):
+        self.index.answer(key(data.draw(st.sampled_from(sorted(self.chunks)))), chunks)
 
     @rule()
     def pop(self):
@@ -159,6 +168,95 @@ def test_cost_learns_from_lives_that_go_on():
         while len(index) > 400:
             index.pop()
     assert hits > 450  # LRU: none, since 300 others and 600 bursts lie between two uses
+
+
+def asked_again(cold, warm):
+    """Of 100 prompts that are sent twice, with 300 others in between, how many are there the second time.
+
+    `cold` and `warm` send one prompt of each kind to the index; the tier holds 200 chunks.
+    """
+    index, hits = EvictionIndex(CostAware()), 0
+    for number in range(1200):
+        warm(index, number)
+        for other in range(5):
+            cold(index, 2000 + 5 * number + other)
+        if number >= 60:
+            hits += warm(index, number - 60) and number >= 1100
+        while len(index) > 200:
+            index.pop()
+    return hits
+
+
+def send(index, prompt, chunks, answer=0):
+    """Whether its first chunk was there. The prompts' chunks are distinct."""
+    names, there = [key(1000 * prompt + at) for at in range(chunks)], False
+    for at, name in enumerate(names):
+        if name in index:
+            there = there or at == 0
+            index.touch(name, 0.0)
+        else:
+            index.add(name, names[at - 1] if at else key(2**60 + prompt), 1, 1.0, 0.0)
+    index.answer(names[-1], answer)
+    return there
+
+
+def test_cost_learns_from_the_length_of_answers():
+    """Prompts with short answers come again, after more others than the tier holds."""
+    hits = asked_again(lambda i, p: send(i, p, 1, answer=2), lambda i, p: send(i, p, 1))
+    assert hits > 90  # LRU: none
+
+
+def test_chunks_that_come_after_the_prompt_are_its_answer():
+    def answered(index, prompt):
+        there = send(index, prompt, 1)
+        index.add(key(1000 * prompt + 1), key(1000 * prompt), 1, 1.0, 0.0)
+        return there
+
+    assert asked_again(answered, lambda i, p: send(i, p, 1)) > 90
+
+
+def test_cost_learns_from_the_length_of_prompts():
+    assert asked_again(lambda i, p: send(i, p, 4), lambda i, p: send(i, p, 1)) > 90
+
+
+def test_an_answer_to_an_unknown_prompt_is_nothing():
+    index = EvictionIndex(CostAware())
+    index.answer(key(1), 1)
+    assert index.pop() is None
+
+
+def naive_best(rates, place):
+    """The most uses per time over all horizons, one after another."""
+    uses = time = best = 0.0
+    waiting = 1.0
+    for at in range(place, len(rates)):
+        width = EDGES[at + 1] - EDGES[at]
+        used = -math.expm1(-rates[at] * (width / 2 if at == place else width))
+        uses, time, waiting = uses + waiting * used, time + waiting * used / rates[at], waiting * (1 - used)
+        best = max(best, uses / time)
+    return best
+
+
+@given(st.lists(st.floats(1e-9, 1.0), min_size=1, max_size=56))
+def test_the_value_of_an_age_is_the_best_over_all_further_ages(rates):
+    values = best_rates(rates)
+    assert values == pytest.approx([naive_best(rates, place) for place in range(len(rates))], rel=1e-6)
+
+
+@given(
+    st.builds(
+        Kind,
+        st.integers(0, 1),
+        st.integers(0, 3),
+        st.integers(0, 3),
+        st.integers(0, 2),
+        st.integers(0, 4),
+        st.integers(0, 11),
+    )
+)
+def test_every_kind_has_a_number_of_its_own(one):
+    code = ((one.turn * 5 + one.share) * 12 + one.length) * 3 + one.answer
+    assert kind(cell(code, place(one.uses, bool(one.continued)))) == one
 
 
 def test_misuse_is_refused():

@@ -78,6 +78,31 @@ def test_an_independent_simulator_finds_the_same_hit_rate(name, share):
         assert ours.rate == pytest.approx(theirs.hitRate, abs=0.001)
 
 
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("share", [0.03, 0.1])
+def test_cost_is_never_much_worse_than_lru(name, share):
+    trace = workload(name, seed=2, hours=0.1)
+    capacity = int(trace.distinct * share)
+    assert replay(trace, capacity, CostAware()).rate > replay(trace, capacity, Lru()).rate - 0.01
+
+
+def test_answers_of_a_trace_are_learned_from(tmp_path):
+    """Prompts with short answers come twice, after 150 others with long ones that come once."""
+
+    def line(number, answer):
+        return f'{{"input_length": 512, "output_length": {answer}, "hash_ids": [{number}]}}'
+
+    lines = []
+    for number in range(1500):
+        lines += [line(10_000 + 5 * number + other, 600) for other in range(5)]
+        lines += [line(number, 1), line(max(0, number - 30), 1)]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    trace = read_trace(tmp_path / "t.jsonl")
+    again = len(trace) // 7 // 2  # in the second half
+    lru, cost = (replay(trace, 100, rule, first=len(trace) // 2).hit_blocks for rule in (Lru(), CostAware()))
+    assert (lru, cost > 0.9 * again) == (0, True)
+
+
 def test_a_replay_repeats():
     trace = workload("all", seed=5, hours=0.05)
     assert replay(trace, 300, CostAware()) == replay(trace, 300, CostAware())
@@ -106,6 +131,7 @@ def test_plain_and_gzip_traces_are_read(tmp_path):
     [
         ("", "no request in it"),
         ("{", "request 1: no JSON"),
+        ('{"input_length": 5, "output_length": -1, "hash_ids": [1]}', "output_length is -1"),
         ('{"hash_ids": [1]}', "request 1: input_length is None"),
         ('{"input_length": true, "hash_ids": [1]}', "input_length is True"),
         ('{"input_length": 5, "hash_ids": [1.5]}', "hash_ids is no list of block ids"),

@@ -281,6 +281,11 @@ class Catalog:
             if chunk.key in self._tiers[tier]:
                 self._tiers[tier].touch(chunk.key, now)
 
+    def prompt_ended(self, key: bytes) -> None:
+        """What is stored after the chunk, the prompt's last, is of the answer."""
+        for index in self._tiers.values():
+            index.answer(key)
+
     def victim(self, tier: Tier) -> Chunk | None:
         """The chunk that should leave the tier; it has left its eviction order, the caller finishes."""
         candidate: Candidate | None = self._tiers[tier].pop()

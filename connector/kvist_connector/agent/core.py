@@ -249,6 +249,7 @@ class Core:
             self._drop_bad(key)
         for record in step.records:
             self._count_record(record)
+            self.catalog.prompt_ended(record.last_chunk_key)
             self.hooks.record(record)
         if step.load is not None:
             self.engine_load = step.load

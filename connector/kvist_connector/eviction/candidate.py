@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from kvist_connector.eviction.visit import Visit
+
 NEVER: Final = 2**62  # ticks
 
 
 @dataclass(slots=True, eq=False)
 class Candidate:
-    """Books of one chunk. The index writes all of it but `hits` at entry, `turn` and `continued`."""
+    """Books of one chunk. The index writes all of it but `hits` at entry, `visit` and `continued`."""
 
     key: bytes
     parent: bytes
@@ -18,8 +20,9 @@ class Candidate:
     weight: float  # seconds a hit saves: recompute, or recompute less reload where it is stored below too
     used: float  # time of the last use, any monotonic unit
     tick: int = 0  # number of uses and entries in the tier until its last one
+    depth: int = 0  # chunks before it, as far as they were in the tier when it came
     hits: int = 1
-    turn: int = 0  # how often its chain had been used again before it was continued by this chunk
+    visit: Visit | None = None  # of the request that used it last, where the policy keeps any
     continued: bool = False  # a chunk came after it while both were in the tier
     blocked: int = 0
     queue: int = 0
@@ -36,8 +39,11 @@ class Policy(Protocol):
     def enter(self, candidate: Candidate, parent: Candidate | None) -> None:
         """The chunk comes in; `parent` is the chunk before it if the tier has it."""
 
-    def use(self, candidate: Candidate, tick: int) -> None:
+    def use(self, candidate: Candidate, parent: Candidate | None, tick: int) -> None:
         """It is used again at `tick`; its books still say how it was before."""
+
+    def answer(self, candidate: Candidate, chunks: int) -> None:
+        """A prompt ends with it, and so many chunks of its answer are known of; others may enter."""
 
     def leave(self, candidate: Candidate, tick: int, evicted: bool) -> None:
         """It was evicted, or left for another reason."""

@@ -49,8 +49,9 @@ class EvictionIndex:
         if key in self._nodes:
             raise ValueError(f"chunk {key.hex()} is already in this tier")
         self._tick += 1
-        node = Candidate(key, parent, size, weight, now, self._tick)
-        self._rule.enter(node, self._nodes.get(parent))
+        node, before = Candidate(key, parent, size, weight, now, self._tick), self._nodes.get(parent)
+        node.depth = before.depth + 1 if before is not None else 0
+        self._rule.enter(node, before)
         self._nodes[key] = node
         self._children[parent] = self._children.get(parent, 0) + 1
         self.bytes += size
@@ -61,13 +62,23 @@ class EvictionIndex:
         self._remove(self._nodes[key], False)
 
     def touch(self, key: bytes, now: float) -> None:
-        """The chunk was used."""
+        """The chunk was used; those of a prompt in their order."""
         node = self._nodes[key]
         self._tick += 1
-        self._rule.use(node, self._tick)
+        self._rule.use(node, self._nodes.get(node.parent), self._tick)
         node.used, node.tick = now, self._tick
         node.hits += 1
         self._renew(node)
+
+    def answer(self, key: bytes, chunks: int = 0) -> None:
+        """The prompt used last ends with the chunk: what is added after it belongs to the answer.
+
+        `chunks`: of the answer that are known of already. A key that is not in the tier is nothing.
+        """
+        node = self._nodes.get(key)
+        if node is not None:
+            self._rule.answer(node, chunks)
+            self._renew(node)
 
     def weigh(self, key: bytes, weight: float) -> None:
         """A hit on the chunk is worth another number of seconds now."""
@@ -101,6 +112,7 @@ class EvictionIndex:
         self._age()
         if self._revision != self._rule.revision:
             self._revision = self._rule.revision
+            self._queues = {number: queue for number, queue in self._queues.items() if queue}
             self._order = [(self._rule.rank(number), number) for number in self._queues]
             heapq.heapify(self._order)
         while self._order:

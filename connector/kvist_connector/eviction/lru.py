@@ -13,7 +13,10 @@ class Lru:
     def enter(self, candidate: Candidate, parent: Candidate | None) -> None:
         """Nothing to learn."""
 
-    def use(self, candidate: Candidate, tick: int) -> None:
+    def use(self, candidate: Candidate, parent: Candidate | None, tick: int) -> None:
+        """Nothing to learn."""
+
+    def answer(self, candidate: Candidate, chunks: int) -> None:
         """Nothing to learn."""
 
     def leave(self, candidate: Candidate, tick: int, evicted: bool) -> None:

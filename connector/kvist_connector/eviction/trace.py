@@ -2,8 +2,9 @@
 
     {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [block, block, ...]}
 
-`hash_ids` name the blocks of the prompt, 512 tokens each; the last one may be shorter. A block is
-identified by its id and all before it, so that ids need not be hashes of whole prefixes.
+`output_length` may be left out. `hash_ids` name the blocks of the prompt, 512 tokens each; the last
+one may be shorter. A block is identified by its id and all before it, so that ids need not be hashes of
+whole prefixes.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Trace:
     )  # request i is starts[i]..starts[i + 1]
     parents: array[int] = field(default_factory=lambda: array("q"))  # by block; -1: first of its prompt
     tails: array[int] = field(default_factory=lambda: array("q"))  # by request: tokens of its last block
+    answers: array[int] = field(default_factory=lambda: array("q"))  # by request: tokens decoded
 
     def __len__(self) -> int:
         return len(self.tails)
@@ -58,7 +60,7 @@ class _Builder:
         self.trace = Trace(block_tokens)
         self._known: dict[tuple[int, int | str], int] = {}
 
-    def add(self, length: int, ids: Iterable[int | str]) -> None:
+    def add(self, length: int, ids: Iterable[int | str], answer: int = 0) -> None:
         trace, parent, before = self.trace, -1, len(self.trace.blocks)
         for name in ids:
             number = self._known.setdefault((parent, name), len(self._known))
@@ -70,10 +72,11 @@ class _Builder:
         if count:
             trace.starts.append(len(trace.blocks))
             trace.tails.append(max(1, min(trace.block_tokens, length - (count - 1) * trace.block_tokens)))
+            trace.answers.append(answer)
 
 
 def trace_of(requests: Iterable[tuple[int, Iterable[int | str]]], block_tokens: int = BLOCK_TOKENS) -> Trace:
-    """From pairs of prompt length in tokens and block ids."""
+    """From pairs of prompt length in tokens and block ids; answers are not known."""
     builder = _Builder(block_tokens)
     for length, ids in requests:
         builder.add(length, ids)
@@ -104,7 +107,7 @@ def _whole(lines: Iterable[bytes]) -> Iterator[bytes]:
     return (line for line in lines if line.strip())
 
 
-def _request(path: Path, number: int, line: bytes) -> tuple[int, list[int | str]]:
+def _request(path: Path, number: int, line: bytes) -> tuple[int, list[int | str], int]:
     try:
         found: Any = json.loads(line)
     except ValueError as error:
@@ -117,4 +120,9 @@ def _request(path: Path, number: int, line: bytes) -> tuple[int, list[int | str]
         )
     if not isinstance(ids, list) or not all(isinstance(one, int | str) for one in ids):
         raise ConfigError(f"trace {path}, request {number}: hash_ids is no list of block ids")
-    return length, ids
+    answer = found.get("output_length", 0)
+    if not isinstance(answer, int) or isinstance(answer, bool) or answer < 0:
+        raise ConfigError(
+            f"trace {path}, request {number}: output_length is {answer!r}, not a number of tokens"
+        )
+    return length, ids, answer

@@ -350,3 +350,19 @@ async def test_a_dead_background_task_is_fatal(agent):
     async with asyncio.timeout(DEADLINE):
         await harness.supervisor.stopping.wait()
     assert "doomed died: RuntimeError: boom" in harness.supervisor.failed
+
+
+async def test_what_is_stored_after_a_finished_prefill_is_of_the_answer(agent):
+    harness = await agent()
+    engine = await FakeEngine.start(harness.socket)
+    await engine.store(keys(2))
+    record = wire.RequestRecord(
+        request="q", prompt_tokens=17, last_chunk_key=keys(2)[-1], hit_tokens={}, arrived=1.0,
+        lookup_seconds=0.0, wait_seconds=0.0, load_seconds=0.0, prefill_seconds=0.1,
+    )  # fmt: skip
+    engine.scheduler.send(wire.Step(records=(record,)))
+    await engine.store(keys(3), start=2)
+    await engine.lookup([b"of another prompt"[:16]])  # what was sent before it is done by then
+    last = harness.parts.catalog.index(Tier.MEMORY).get(keys(3)[-1])
+    assert (last.visit.prompt, last.visit.answer) == (2, 1)
+    await engine.stop()
