@@ -1,4 +1,4 @@
-"""Lossless codecs on KV that a model really computed: size, and speed of both directions on one core.
+"""Codecs on KV that a model really computed: size, and speed of both directions on one core.
 
     python -m bench.compression [--tokens 2048] [--chunk 256] [--stored FOLDER]
 
@@ -12,17 +12,23 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numcodecs import blosc as blosc_library
 from numcodecs.blosc import Blosc
 
 from bench.prompts import model_folder
+from kvist_connector.protocol.engine import Values
+from kvist_connector.tiers.compression import compress, decompress
 from kvist_connector.tiers.header import HEADER_BYTES
+from kvist_connector.tiers.lossy import pack, unpack
 
 _REPEATS = 3
+_VALUES = Values("bfloat16", 64)
 _CANDIDATES = (
     ("zstd-1 byte planes", "zstd", 1, Blosc.SHUFFLE),
     ("zstd-3 byte planes", "zstd", 3, Blosc.SHUFFLE),
@@ -81,14 +87,49 @@ def report(chunks: list[bytes]) -> list[str]:
         raw = [np.frombuffer(chunk, np.uint16) for chunk in chunks]
         packed = [blosc.encode(chunk) for chunk in raw]
         ratio = sum(map(len, packed)) / size
-        encode = size / seconds(lambda b=blosc, r=raw: [b.encode(chunk) for chunk in r]) / 1e6
-        decode = size / seconds(lambda b=blosc, p=packed: [b.decode(chunk) for chunk in p]) / 1e6
+        encode = size / seconds(partial(_each, blosc.encode, raw)) / 1e6
+        decode = size / seconds(partial(_each, blosc.decode, packed)) / 1e6
         # Reading R raw bytes: R/bandwidth without, ratio*R/bandwidth + R/decode with the codec.
         helps = (1 - ratio) * decode
-        lines.append(
-            f"{name:20} stored {ratio:6.1%}  encode {encode:6.0f}  decode {decode:6.0f}  "
-            f"helps below {helps:5.0f} MB/s"
-        )
+        lines.append(_line(name, ratio, encode, decode, helps))
+    return [*lines, *_lossy(chunks)]
+
+
+def _line(name: str, ratio: float, encode: float, decode: float, helps: float) -> str:
+    return (
+        f"{name:20} stored {ratio:6.1%}  encode {encode:6.0f}  decode {decode:6.0f}  "
+        f"helps below {helps:5.0f} MB/s"
+    )
+
+
+def _each(work: Callable[[Any], object], items: Sequence[Any]) -> None:
+    for item in items:
+        work(item)
+
+
+def _lossy(chunks: list[bytes]) -> list[str]:
+    """As the agent stores with fp8: rounded, then packed."""
+    size = sum(map(len, chunks))
+    rounded = [pack([chunk], _VALUES) or b"" for chunk in chunks]
+    packed = [compress([body], 1) or body for body in rounded]
+    raw = memoryview(bytearray(len(chunks[0])))
+    body = memoryview(bytearray(len(rounded[0])))
+
+    def restore(from_packed: bool) -> None:
+        for plain, small in zip(rounded, packed, strict=True):
+            if from_packed:
+                decompress(small, [body])
+            unpack(body if from_packed else plain, _VALUES, [raw])
+
+    plain_encode = seconds(lambda: [pack([chunk], _VALUES) for chunk in chunks])
+    more = seconds(lambda: [compress([each], 1) for each in rounded])
+    lines = []
+    for name, bodies, encode, decode in (
+        ("fp8, lossy", rounded, plain_encode, seconds(partial(restore, False))),
+        ("fp8 + zstd, lossy", packed, plain_encode + more, seconds(partial(restore, True))),
+    ):
+        ratio, speed = sum(map(len, bodies)) / size, size / decode / 1e6
+        lines.append(_line(name, ratio, size / encode / 1e6, speed, (1 - ratio) * speed))
     return lines
 
 

@@ -1,8 +1,8 @@
 """What compression fp8 does to a model's answers: log-probabilities after rounded KV was loaded.
 
 One engine, one agent whose disk tier rounds. Each prompt is prose; its continuation is the engine's own,
-greedy, and every token of it is then asked for by itself, given all tokens before it, so that one other
-token does not make all that follow another:
+greedy. With KV from elsewhere the engine goes on from the same prompt; where it would take another token,
+that is counted and it goes on from the first continuation, so that every token has the same before it:
 
     computed     the prompt's KV as the engine computed it
     exact copy   the same loaded from the agent's memory, which holds it as it is
@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench import harness
 from bench.agent_process import AgentProcess
@@ -54,7 +55,7 @@ class Effect:
 
 def run(options: harness.Options) -> harness.Result:
     """Log-probabilities with computed, copied and rounded KV of the same prompts, one engine."""
-    prompts = prose(model_folder(), options.rounds(12, 2), CACHED_TOKENS + NEW_TOKENS)
+    prompts = prose(model_folder(), options.rounds(8, 2), CACHED_TOKENS + NEW_TOKENS)
     length = 32 if not options.quick else 8
     found = {name: Condition() for name in ("computed", "exact copy", "fp8")}
     with tempfile.TemporaryDirectory(prefix="kvist-bench-") as folder:
@@ -76,22 +77,37 @@ def _ask_all(
 ) -> None:
     engine.ask(op="reset")
     agent.clear("all")
-    answer = engine.generate(prompt, length)
-    reference = list(map(int, answer["tokens"]))
+    reference: list[int] = []
     for name, condition in found.items():
         if name == "fp8":
             agent.flush()
             agent.clear("memory")
-        if name != "computed":
+        if reference:
             engine.ask(op="reset")
-            answer = engine.generate(prompt, length)
-            if answer["cached"] < CACHED_TOKENS:
-                raise RuntimeError(f"{name}: expected {CACHED_TOKENS} cached tokens, got {answer['cached']}")
+        answer = engine.generate(prompt, length, TOP)
+        if reference and answer["cached"] < CACHED_TOKENS:
+            raise RuntimeError(f"{name}: expected {CACHED_TOKENS} cached tokens, got {answer['cached']}")
         condition.ttft.append(answer["ttft"])
         condition.free.append(list(map(int, answer["tokens"])))
-        for count in range(length):
-            step = engine.generate([*prompt, *reference[:count]], 1, TOP)["logprobs"][0]
-            condition.steps.append({int(token): float(value) for token, value in step})
+        reference = reference or condition.free[-1]
+        condition.steps += _followed(engine, prompt, reference, answer)
+
+
+def _followed(
+    engine: EngineWorker, prompt: list[int], reference: list[int], answer: dict[str, Any]
+) -> list[Step]:
+    """The likeliest tokens at each place of the reference."""
+    steps: list[Step] = []
+    while True:
+        start = len(steps)
+        same = _common(reference[start:], answer["tokens"])
+        steps += [
+            {int(token): float(value) for token, value in step} for step in answer["logprobs"][: same + 1]
+        ]
+        if len(steps) == len(reference):
+            return steps
+        before = [*prompt, *reference[: len(steps)]]
+        answer = engine.generate(before, len(reference) - len(steps), TOP)
 
 
 def _effect(reference: Condition, other: Condition) -> Effect:

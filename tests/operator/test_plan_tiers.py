@@ -119,16 +119,19 @@ CALLS = {"lookupDeadline": "200ms", "deadline": "3s", "pause": "1m", "concurrenc
 
 def test_deadlines_reach_the_agent_and_are_its_own_otherwise():
     remote = {"redis": REDIS | CALLS, "objectStore": STORE | CALLS}
-    disk = {"size": "1Gi", "deadline": "5s"}
-    argv = agent(cluster(cache={"remote": remote, "disk": disk, "lookupDeadline": "2s"})).argv[3:]
+    disk = {"size": "1Gi", "deadline": "5s", "direct": True}
+    more = {"lookupDeadline": "2s", "placement": "exclusive"}
+    argv = agent(cluster(cache={"remote": remote, "disk": disk, **more})).argv[3:]
     parser = argparse.ArgumentParser()
     add_flags(parser, AgentSettings)
     settings = load(AgentSettings, parser.parse_args(argv), {}, "X_")
     assert (settings.lookup_deadline, settings.disk.deadline) == (2, 5)
+    assert (settings.placement, settings.disk.direct) == ("exclusive", True)
     for tier in (settings.redis, settings.object_store):
         assert (tier.lookup_deadline, tier.deadline, tier.pause, tier.concurrency) == (0.2, 3, 60, 32)
     found = flags(agent(cluster(cache=BOTH | {"disk": {"size": "1Gi"}})))
-    assert not any("deadline" in name or "pause" in name or "concurrency" in name for name in found)
+    left_out = ("deadline", "pause", "concurrency", "direct", "placement")
+    assert not any(part in name for name in found for part in left_out)
 
 
 def test_without_a_codec_nothing_is_told():

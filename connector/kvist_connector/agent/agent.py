@@ -99,6 +99,8 @@ class Agent:
         parts.writebehind.adopted()
         self._metrics.watch(parts)
         self.supervisor.daemon("write-behind", parts.writebehind.run())
+        if parts.exclusive is not None:
+            self.supervisor.daemon("placement", parts.exclusive.run())
         self.supervisor.daemon("peers", peers.roster.run())
         self.supervisor.daemon("loop stalls", self._metrics.sample_stalls())
         if parts.events is not None:

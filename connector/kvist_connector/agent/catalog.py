@@ -291,6 +291,16 @@ class Catalog:
         candidate: Candidate | None = self._tiers[tier].pop()
         return None if candidate is None else self._chunks[candidate.key]
 
+    def next_victim(self, tier: Tier) -> Chunk | None:
+        """The chunk that should leave the tier next; it is still there."""
+        candidate = self._tiers[tier].next()
+        return None if candidate is None else self._chunks[candidate.key]
+
+    def may_leave(self, tier: Tier, chunk: Chunk) -> bool:
+        """Whether a chunk that is there is in nobody's use, not pinned, and without children there."""
+        self._lease_each()
+        return self._tiers[tier].may_leave(chunk.key)
+
     def check_integrity(self) -> None:
         """Raises AssertionError when chunks, tiers and leases disagree."""
         for index in self._tiers.values():

@@ -174,7 +174,7 @@ class Edits:
         changed = list({chunk.key: chunk for chunk in (*lacking, *leaving)}.values())
         if asked.dry_run:
             return self._answer(changed, True, missing=0, leased=0, pinned=0)
-        await self._core.loader.bring([chunk.key for chunk in lacking])
+        await self._core.loader.bring([chunk.key for chunk in lacking], copy=True)
         if target != Tier.MEMORY:
             await self._store(target, [chunk.key for chunk in lacking])
         there = [key for key in keys if self._is_in(key, target)]
@@ -229,7 +229,7 @@ class Edits:
         self, header: Header, tier: Tier, compression: Compression
     ) -> tuple[int, int] | None:
         """By way of memory: what is written is what was verified."""
-        await self._core.loader.bring([header.key])
+        await self._core.loader.bring([header.key], copy=True)
         chunk = self._core.catalog.resident(header.key)
         if chunk is None:
             return None

@@ -124,7 +124,7 @@ class Handover:
         wanted = self._reachable(lacking)
         await peers.expect(source, wanted)
         keys = [key for key, _, _ in wanted]
-        await self._core.loader.bring(keys)
+        await self._core.loader.bring(keys, copy=True)
         for key in keys:
             peers.drop(key)
             if self._core.catalog.resident(key) is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +82,9 @@ class Loader:
         self._touches = Touches(catalog.touch)
         self._held: Counter[bytes] = Counter()  # chunks leased by waiting requests, how many times each
         self.counts = finder.counts
+        # What the placement adds: room before it is taken, and what becomes of the copy a chunk came from.
+        self.make_room: Callable[[int], Awaitable[None]] = _as_it_is
+        self.promoted: Callable[[bytes, Tier], None] = lambda key, tier: None
 
     @property
     def pending(self) -> int:
@@ -136,19 +139,21 @@ class Loader:
         if self._memory.layout is not None:
             await self._finder.find(keys)
 
-    async def bring(self, keys: Sequence[bytes]) -> int:
+    async def bring(self, keys: Sequence[bytes], *, copy: bool = False) -> int:
         """Read chunks into memory for nobody in particular, in order; how many of them are there then.
 
-        Stops at the first that cannot be had, or when nothing may leave memory for it.
+        Stops at the first that cannot be had, or when nothing may leave memory for it. `copy`: they stay
+        where they are, whatever the placement.
         """
         present = 0
         for start in range(0, len(keys), _BROUGHT_AT_ONCE):
             batch = keys[start : start + _BROUGHT_AT_ONCE]
             async with self._turn:
+                await self.make_room(sum(map(self._missing_here, batch)))
                 missing = [key for key in batch if self._missing_here(key)]
                 refs = self._slots_for(len(missing))
                 for key, ref in zip(missing, refs or (), strict=False):
-                    self._start(key, ref)
+                    self._start(key, ref, copy)
             waiting = [self._reading[key] for key in batch if key in self._reading]
             if waiting:
                 await asyncio.wait(waiting)
@@ -244,10 +249,11 @@ class Loader:
 
     async def _read_alone(self, key: bytes) -> None:
         async with self._turn:
+            await self.make_room(1)
             refs = self._slots_for(1) if self._missing_here(key) else None
             if refs is None:
                 return
-            self._start(key, refs[0])
+            self._start(key, refs[0], copy=True)
         await self._observe([key])
 
     def _begin(self, load: _Load, planned: Sequence[Chunk], lead: int, known: int) -> None:
@@ -287,6 +293,7 @@ class Loader:
         """Start reading everything the load lacks; returns when all of it is under way."""
         async with self._turn:
             while True:
+                await self.make_room(len(self._missing(load)))
                 missing = self._missing(load)
                 refs = self._slots_for(len(missing))
                 if refs is not None:
@@ -318,17 +325,17 @@ class Loader:
             return None
         return self._memory.allocate(count)
 
-    def _start(self, key: bytes, ref: SlotRef) -> None:
+    def _start(self, key: bytes, ref: SlotRef, copy: bool = False) -> None:
         self._reading[key] = asyncio.get_running_loop().create_future()
-        self._spawn(self._read(key, ref))
+        self._spawn(self._read(key, ref, copy))
 
-    async def _read(self, key: bytes, ref: SlotRef) -> None:
-        header = None
+    async def _read(self, key: bytes, ref: SlotRef, copy: bool) -> None:
+        header, source = None, Tier.MEMORY
         try:
             chunk = self._catalog.get(key)
             for tier in preferred(chunk.below) if chunk is not None else ():
                 if header is None and self._memory.owns(ref):
-                    header = await self._lower[tier].fetch(key, self._memory.views(ref))
+                    header, source = await self._lower[tier].fetch(key, self._memory.views(ref)), tier
         finally:
             done = self._reading.pop(key)
             current = self._catalog.get(key)
@@ -345,6 +352,8 @@ class Loader:
                     loaded=True,
                 )
                 self._lease_to_waiting(key)
+                if not copy:
+                    self.promoted(key, source)
             else:
                 self._memory.discard(ref)
             if not done.done():
@@ -397,3 +406,7 @@ class Loader:
     ) -> None:
         refs = tuple([chunk.ref for chunk in chunks if chunk.ref is not None])
         session.send(Answer(request=request, refs=refs, tiers=tiers, known=known, pending=pending))
+
+
+async def _as_it_is(count: int) -> None:
+    """Room is taken from what may leave."""

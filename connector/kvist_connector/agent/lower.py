@@ -187,6 +187,8 @@ class LowerTier(ABC):
             self._catalog.leave_below(self.tier, key)
             self._delete_soon(key, self._fingerprint)
             return None
+        elif (chunk := self._catalog.get(key)) is not None and self.tier in chunk.below:
+            self._catalog.mark(chunk, self.tier, header.lossy)
         return header if era == self._era else None
 
     async def store(self, chunk: Chunk, parts: Sequence[memoryview]) -> Stored:

@@ -48,6 +48,7 @@ class MemoryTier:
         self._fresh: deque[Chunk] = deque()  # each under one lease of ours
         # Whether chunks that an earlier agent kept under a layout are still wanted.
         self.keeps: Callable[[Layout], bool] = lambda layout: True
+        self.on_evicted: Callable[[Chunk], None] = lambda chunk: None  # about to be dropped for room
         self.geometry: Geometry | None = None
         self.layout: Layout | None = None
 
@@ -110,6 +111,11 @@ class MemoryTier:
             self.layout = self.geometry = self._slots = None
             raise
         self._arena.seal(self.geometry, layout.fingerprint, epoch)
+
+    @property
+    def fresh(self) -> int:
+        """Chunks that are kept because they are new."""
+        return len(self._fresh)
 
     def settle_fresh(self, keep: int = 0) -> None:
         """Let all but the newest `keep` chunks compete for their place."""
@@ -282,6 +288,7 @@ class MemoryTier:
         victim = self._catalog.victim(Tier.MEMORY)
         if victim is None:
             return False
+        self.on_evicted(victim)
         self.drop(victim)
         return True
 

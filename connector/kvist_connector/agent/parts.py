@@ -15,6 +15,7 @@ from kvist_connector.agent.core import Core, Hooks
 from kvist_connector.agent.deletion_log import DeletionLog
 from kvist_connector.agent.drain import Drain
 from kvist_connector.agent.edits import Edits
+from kvist_connector.agent.exclusive import Exclusive
 from kvist_connector.agent.feed import Feed, View
 from kvist_connector.agent.finder import Finder
 from kvist_connector.agent.gpu_events import GpuEvents
@@ -78,6 +79,7 @@ class Parts:
     controls: Controls
     pins: Pins
     busy: Busy
+    exclusive: Exclusive | None = None  # of placement exclusive: `run` it
 
     def session(self) -> Session:
         """A fresh connection's server side."""
@@ -118,8 +120,10 @@ def build(
     written = {
         tier: lower[tier] for tier, store in opened.stores.items() if store.inner.capabilities.writable
     }
-    writebehind = WriteBehind(memory, catalog, written, write_behind_bytes)
+    deferred = [Tier.DISK] if settings.placement == "exclusive" else []
+    writebehind = WriteBehind(memory, catalog, written, write_behind_bytes, deferred)
     memory.on_late_tags = writebehind.late_tags
+    exclusive = _exclusive(memory, catalog, lower[Tier.DISK], loader, writebehind) if deferred else None
     members = Members(settings.arena, memory)
     epoch = max(now_ms, memory.previous_epoch() + 1)
     own = {tier: found for tier, found in lower.items() if isinstance(found, OwnTier)}
@@ -139,6 +143,8 @@ def build(
     pins = Pins(catalog, clock, lambda: memory.slots.size if memory.slots is not None else 0)
     catalog.is_pinned = pins.holds
     core.hooks = _hooks(core, lower, writebehind, gpu, events, feed, totals, drain, pins, connections_changed)
+    if exclusive is not None:
+        core.hooks.committed = _committed(writebehind, exclusive)
     catalog.on_change = _told(feed)
     members.on_free = core.room_changed
     retire = Retire(core, lower, pins, opened.retired_file)
@@ -162,7 +168,25 @@ def build(
         controls,
         pins,
         busy,
+        exclusive,
     )
+
+
+def _exclusive(
+    memory: MemoryTier, catalog: Catalog, disk: LowerTier, loader: Loader, writebehind: WriteBehind
+) -> Exclusive:
+    exclusive = Exclusive(memory, catalog, disk, writebehind.counts)
+    memory.on_evicted = exclusive.evicted
+    loader.make_room, loader.promoted = exclusive.make_room, exclusive.promoted
+    return exclusive
+
+
+def _committed(writebehind: WriteBehind, exclusive: Exclusive) -> Callable[[bytes], None]:
+    def committed(key: bytes) -> None:
+        writebehind.add(key)
+        exclusive.changed()
+
+    return committed
 
 
 def _lower(

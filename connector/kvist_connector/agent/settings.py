@@ -154,6 +154,11 @@ class AgentSettings(Settings):
         "cost",
         description="what leaves a full tier first: lru, or cost (default), least seconds saved per byte",
     )
+    placement: Literal["inclusive", "exclusive"] = Field(
+        "inclusive",
+        description="inclusive (default): what is in memory is on disk too; exclusive: in one of both, so "
+        "that they hold more together and each move costs a write; shared tiers hold all either way",
+    )
     lookup_deadline: float = Field(
         5.0,
         gt=0,
@@ -183,6 +188,8 @@ class AgentSettings(Settings):
             raise ValueError(
                 "peer.host: without http.token_file only a loopback host is allowed: set a token file"
             )
+        if self.placement == "exclusive" and (self.disk.path is None or not self.memory):
+            raise ValueError("placement: exclusive is for memory and a disk: set disk.path and memory too")
         if self.peer.host is not None and not self.memory:
             raise ValueError("peer.host: with memory 0 there is nothing to serve: leave it out")
         return self

@@ -91,7 +91,7 @@ class ArenaShelf:
         key = name[SCOPE_BYTES:]
         if not self._ours(name) or Tier.DISK not in self._core.catalog.tiers_of(key):
             return None
-        await self._core.loader.bring([key])
+        await self._core.loader.bring([key], copy=True)
         return self._chunk(name)
 
     async def _head(self, chunk: Chunk, ref: SlotRef, fingerprint: bytes) -> bytes:

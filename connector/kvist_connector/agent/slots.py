@@ -77,6 +77,11 @@ class SlotTable:
         """Number of slots."""
         return len(self._state)
 
+    @property
+    def empty(self) -> int:
+        """Slots that anybody may reserve now."""
+        return len(self._free)
+
     def counts(self) -> dict[str, int]:
         """Slots by state, for stats and metrics."""
         return {state.name.lower(): self._state.count(state) for state in State}

@@ -1,15 +1,19 @@
 """Committed chunks go to the lower tiers after the fact, once, and never in anybody's way.
 
-Every tier has a queue of its own, so that a slow one holds up no other. A queue is bounded by
-the bytes it would write: under pressure the least valuable chunk is dropped from it (it stays
-in memory), nobody waits. While a chunk is written it is leased. A tier that fails is written to
-again once it answers: what it was to get waits in the queue until then.
+A deferred tier is one that gets them some other way (exclusive.py), and from here when memory may be lost.
+
+Every tier has a queue of its own, so that a slow one holds up no other. What is likeliest to be used
+again is written first, no chunk before the one it continues. A queue is bounded by the bytes it would
+write: under pressure the least valuable chunk is dropped from it (it stays in memory), nobody waits.
+While a chunk is written it is leased. A tier that fails is written to again once it answers: what it
+was to get waits in the queue until then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 from collections import Counter
 from collections.abc import Container, Mapping
 from typing import Final
@@ -21,18 +25,28 @@ from kvist_connector.protocol.tiers import Tier
 
 # A full queue loses this part of it at once: else every commit would look through all of it.
 _SHARE: Final = 32
+# Chunks among which the next one to be written is chosen.
+_LOOKS: Final = 64
 
 
 class WriteBehind:
     """`run` is the background task; everything else is called on the loop."""
 
     def __init__(
-        self, memory: MemoryTier, catalog: Catalog, lower: Mapping[Tier, LowerTier], limit: int
+        self,
+        memory: MemoryTier,
+        catalog: Catalog,
+        lower: Mapping[Tier, LowerTier],
+        limit: int,
+        deferred: Container[Tier] = (),
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._memory = memory
         self._catalog = catalog
         self._writers = [_Writer(memory, catalog, tier, limit, self.counts) for tier in lower.values()]
+        self._deferred = [
+            writer for tier, writer in zip(lower, self._writers, strict=True) if tier in deferred
+        ]
 
     @property
     def pending_chunks(self) -> int:
@@ -47,7 +61,8 @@ class WriteBehind:
     def add(self, key: bytes) -> None:
         """A chunk was committed by the engine."""
         for writer in self._writers:
-            writer.add(key)
+            if writer not in self._deferred:
+                writer.add(key)
 
     def late_tags(self, key: bytes) -> None:
         """A chunk has tags that copies in lower tiers may lack: these are stored anew."""
@@ -59,7 +74,7 @@ class WriteBehind:
         tagged = [chunk for chunk in self._memory_chunks() if chunk.tags]
         for chunk in sorted(tagged, key=lambda chunk: chunk.index):
             for writer in self._writers:
-                writer.late_tags(chunk.key, known=False)
+                writer.late_tags(chunk.key, known=writer in self._deferred)
 
     def hurry(self) -> None:
         """This replica is about to go: queue all that tiers lack and have room for, most valuable first."""
@@ -67,7 +82,12 @@ class WriteBehind:
             writer.hurry()
 
     async def flush(self, deadline: float) -> bool:
-        """Wait until nothing is pending; false when the deadline came first, or tiers are lost."""
+        """Wait until nothing is pending; false when the deadline came first, or tiers are lost.
+
+        A deferred tier gets what it lacks and has room for: whoever flushes may be about to lose memory.
+        """
+        for writer in self._deferred:
+            writer.hurry()
         try:
             async with asyncio.timeout(deadline):
                 for writer in self._writers:
@@ -100,7 +120,7 @@ class _Writer:
         self._lower = lower
         self._limit = limit
         self._counts = counts
-        self._queue: dict[bytes, None] = {}  # in order of commit: parents come before children
+        self._queue: dict[bytes, None] = {}  # in order of commit
         self._late: set[bytes] = set()  # of the queue: the tier's copy may lack tags
         self._writing: bytes | None = None
         self._last: bytes | None = None  # the chunk written last, just now
@@ -155,26 +175,35 @@ class _Writer:
 
     async def run(self) -> None:
         """One chunk at a time: loads have the better right to the tier."""
+        again: bytes | None = None  # failed, and is tried once more before any other
         while True:
             await self._work.wait()
             while self._queue:
                 if self._lower.closed:
                     await self._wait()
                     continue
-                key = self._writing = next(iter(self._queue))
+                key = again if again is not None and again in self._queue else self._next()
+                self._writing, again = key, None
                 del self._queue[key]
                 try:
-                    again = not await self._write(key) and self._waits
+                    failed = not await self._write(key) and self._waits
                 finally:
                     self._writing = None
-                if again:
-                    self._queue = {key: None} | self._queue
+                if failed:
+                    self._queue, again = {key: None} | self._queue, key
                     await self._wait()
                 elif key not in self._queue:
                     self._late.discard(key)
             self._work.clear()
             self._last = None
             self._note()
+
+    def _next(self) -> bytes:
+        """Of those committed first, the one likeliest to be used again, or what is before it in its chain."""
+        first = list(itertools.islice(self._queue, _LOOKS))
+        best = next((key for key in first if key in self._late), None) or max(first, key=self._worth)
+        chain = self._unwritten(best)
+        return chain[0].key if chain and chain[0].key in self._queue else best
 
     @property
     def _waits(self) -> bool:

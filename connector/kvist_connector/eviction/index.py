@@ -109,6 +109,17 @@ class EvictionIndex:
 
     def pop(self) -> Candidate | None:
         """Remove and return the chunk to evict; None when everything left is blocked."""
+        node = self.next()
+        if node is not None:
+            self._remove(node, True)
+        return node
+
+    def may_leave(self, key: bytes) -> bool:
+        """Whether nothing keeps the chunk: no block, no child here."""
+        return self._evictable(self._nodes[key])
+
+    def next(self) -> Candidate | None:
+        """The chunk that `pop` would remove."""
         self._age()
         if self._revision != self._rule.revision:
             self._revision = self._rule.revision
@@ -121,7 +132,6 @@ class EvictionIndex:
             if number != self._order[0][1]:
                 continue  # one that had aged went to a queue of less rank
             if node is not None:
-                self._remove(node, True)
                 return node
             heapq.heappop(self._order)
             del self._queues[number]

@@ -64,6 +64,8 @@ class AgentParts:
             parts.core.hooks.layout(parts.memory.layout)
         parts.members.settle()
         supervisor.daemon("write-behind", parts.writebehind.run())
+        if parts.exclusive is not None:
+            supervisor.daemon("placement", parts.exclusive.run())
         server = EngineServer(settings.socket, parts.session)
         server.claim()
         await server.start()

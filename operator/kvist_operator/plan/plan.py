@@ -43,6 +43,8 @@ def _agent(cluster: CacheCluster, target: Target) -> Program:
     arguments = ["--replica", "$(replica)", "--socket", "$(path.socket)", "--arena", "$(path.arena)"]
     arguments += ["--memory", str(cache.memory), "--eviction", cache.eviction]
     arguments += ["--http.host", "$(host)", "--http.port", "$(port.agent)"]
+    if cache.placement != "inclusive":
+        arguments += ["--placement", cache.placement]
     if cache.lookup_deadline is not None:
         arguments += ["--lookup-deadline", f"{cache.lookup_deadline:g}"]
     arguments += ["--kv-events", "ipc://$(path.events)"]
@@ -51,6 +53,8 @@ def _agent(cluster: CacheCluster, target: Target) -> Program:
     if cache.disk is not None:
         arguments += ["--disk.path", "$(path.disk)", "--disk.size", str(cache.disk.size)]
         arguments += ["--disk.fsync", cache.disk.fsync]
+        if cache.disk.direct:
+            arguments += ["--disk.direct", "true"]
         if cache.disk.deadline is not None:
             arguments += ["--disk.deadline", f"{cache.disk.deadline:g}"]
         volumes.append(Volume(VolumeKind.DISK, cache.disk.size, cache.disk.path))

@@ -58,6 +58,11 @@ class Disk(Section):
         description="data: chunks survive a power cut. none: they survive a crash; checksums find the rest. "
         "Default: none.",
     )
+    direct: bool = Field(
+        default=False,
+        description="true: past the page cache, which then keeps no second copy of what is in memory. "
+        "Default: false.",
+    )
     deadline: Duration | None = Field(
         default=None,
         gt=0,
@@ -244,6 +249,10 @@ class Cache(Section):
             "(has(self.remote) && has(self.remote.objectStore))",
             "compression.objectStore is for an object store: name one, or leave it out",
         ),
+        (
+            "!has(self.placement) || self.placement != 'exclusive' || has(self.disk)",
+            "placement: exclusive is for memory and a disk: name a disk, or leave it out",
+        ),
     )
 
     enabled: bool = Field(
@@ -274,6 +283,12 @@ class Cache(Section):
         default="cost",
         description="cost: recompute time saved per byte. lru: oldest use first. Default: cost.",
     )
+    placement: Literal["inclusive", "exclusive"] = Field(
+        default="inclusive",
+        description="inclusive: what is in memory is on disk too. exclusive: in one of both, so that they "
+        "hold more together and each move costs a write; needs a disk. Redis and object store hold all "
+        "either way. Default: inclusive.",
+    )
     lookup_deadline: Duration | None = Field(
         default=None,
         gt=0,
@@ -297,4 +312,10 @@ class Cache(Section):
         ):
             if codec is not None and tier is None:
                 raise ValueError(f"compression.{name} is for {what}: name one, or leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _placement_of_two(self) -> Self:
+        if self.placement == "exclusive" and (self.disk is None or not self.memory):
+            raise ValueError("placement: exclusive is for memory and a disk: name a disk, or leave it out")
         return self

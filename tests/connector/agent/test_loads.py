@@ -297,6 +297,77 @@ async def test_write_behind_drops_the_least_valuable_under_pressure_and_blocks_n
     await engine.stop()
 
 
+async def test_what_was_used_again_is_written_first_and_parents_before_their_children(agent):
+    harness = await agent(eviction="lru")
+    engine = await FakeEngine.start(harness.socket)
+    harness.faulty.gate.clear()
+    chains = [keys(3, first) for first in (0, 1000, 2000, 3000)]
+    for chain in chains:
+        await engine.store(chain)
+        await engine.lookup(chain[:1])
+    await engine.lookup(chains[2])
+    await engine.lookup(())
+    harness.faulty.gate.set()
+    assert await harness.parts.writebehind.flush(DEADLINE)
+    written = [key for operation, key in harness.faulty.calls if operation == "put"]
+    assert sorted(written) == sorted(key for chain in chains for key in chain)
+    assert written[1:4] == chains[2]  # the first chunk of all was under way already
+    for chain in chains:
+        assert [key for key in written if key in chain] == chain
+    harness.check()
+    await engine.stop()
+
+
+async def test_a_full_waiting_queue_is_neither_a_deadlock_nor_a_starvation(agent, monkeypatch):
+    """Forty requests for prompts of which one or two fit at a time, and room for ten to wait."""
+    monkeypatch.setattr("kvist_connector.agent.loads.MAX_PENDING", 10)
+    harness, engine = await stocked(agent, chunks=20, disk_size=100 << 20)
+    prompts = [keys(20, first=10_000 * number) for number in range(1, 15)]
+    for prompt in prompts:
+        await engine.store(prompt)
+        await engine.lookup(prompt)
+        await harness.clear_memory()
+    harness.faulty.gate.clear()
+    asked = {f"r{number}": prompts[number % len(prompts)] for number in range(40)}
+    for request, prompt in asked.items():
+        ask(engine, prompt, request)
+    await engine.lookup((), "last")
+    assert harness.parts.loader.pending == 10
+    harness.faulty.gate.set()
+    whole = set()
+    for request, prompt in asked.items():
+        found = await answer(engine, request)
+        assert engine.holds(prompt, found)
+        whole |= {request} if len(found.refs) == len(prompt) else set()
+        engine.scheduler.send(wire.Step(releases=(request,)))
+    # Those that waited got all they had planned, in turn; whoever found the queue full was answered at once.
+    assert {f"r{number}" for number in range(10)} <= whole
+    await engine.lookup((), "end")
+    assert harness.parts.loader.pending == 0
+    assert harness.parts.loader.counts["loads_late"] == 0
+    harness.check()
+    stats = harness.parts.controls.stats()
+    assert (stats["leases"], stats["slots"]["reserved"]) == (0, stats["granted"])
+    await engine.stop()
+
+
+async def test_all_planned_chunks_of_a_chain_are_read_while_the_first_is_on_its_way(agent):
+    harness, engine = await stocked(agent, chunks=12)
+    harness.faulty.gate.clear()
+    ask(engine, keys(12))
+    await answer(engine, pending=True)
+    async with asyncio.timeout(DEADLINE):
+        while len(harness.reads()) < 12:
+            await engine.lookup((), "other")
+    assert sorted(harness.reads()) == sorted(keys(12))
+    harness.faulty.gate.set()
+    assert len((await answer(engine)).refs) == 12
+    engine.scheduler.send(wire.Step(releases=("r",)))
+    await engine.lookup((), "other")
+    harness.check()
+    await engine.stop()
+
+
 async def test_a_full_disk_tier_evicts_leaves_first(agent):
     # Room for five chunks of 20 KiB.
     harness = await agent(disk_size=5 * 20480)

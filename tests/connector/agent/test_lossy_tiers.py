@@ -115,6 +115,18 @@ async def test_exact_agents_never_meet_what_a_rounding_one_has_stored(agent):
         assert (await exact.stats())["tiers"]["disk"]["chunks"] == 0
 
 
+async def test_agents_that_round_share_what_they_have_rounded(agent):
+    async with agent("a", shared="fp8") as one:
+        keys = keys_of(one)
+        await store(one, keys)
+        async with agent("b", shared="fp8") as other:
+            tiers, bodies = await load(other, keys)
+            assert tiers == [Tier.OBJECT] * 3
+            assert (await load(one, keys))[1] != bodies  # its own disk has them as they were computed
+            found = (await other.post("lookup", {"keys": [key.hex() for key in keys]}))["chunks"]
+            assert [chunk["lossy"] for chunk in found] == [["memory", "object"]] * 3
+
+
 async def test_a_rounded_chunk_under_an_exact_name_is_a_miss_with_its_reason(agent, caplog):
     """As if somebody had stored it there: the header says what it is."""
     caplog.set_level(logging.WARNING)
