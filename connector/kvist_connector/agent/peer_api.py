@@ -8,9 +8,11 @@ something else on the same connection, or for LINGER_SECONDS: after that the rea
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 from aiohttp import web
@@ -29,8 +31,10 @@ from kvist_connector.protocol.peer import (
     Taken,
     name_of,
 )
+from kvist_connector.tiers.socket_threads import LEAST_BYTES, send_file
 
 LINGER_SECONDS: Final = 1.0
+_FIRST_BYTES: Final = 4096
 # Reads that wait for their turn, for each one that may run.
 _WAITING: Final = 4
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -176,15 +180,31 @@ async def _send(request: web.Request, found: Opened) -> web.StreamResponse:
     response.content_length = found.size
     await response.prepare(request)
     await response.write(found.head)
-    loop = asyncio.get_running_loop()
     for offset, length in found.spans:
         transport = request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the reader has left")
-        if await loop.sendfile(transport, found.file, offset, length) != length:
+        if await _send_span(transport, found.file, offset, length) != length:
             raise ConnectionResetError("the file is shorter than the object")
     await response.write_eof()
     return response
+
+
+async def _send_span(transport: asyncio.Transport, file: BinaryIO, offset: int, length: int) -> int:
+    """Bytes sent. Without TLS most of it by a thread."""
+    loop = asyncio.get_running_loop()
+    sock = transport.get_extra_info("socket")
+    if length < LEAST_BYTES or sock is None or transport.get_extra_info("sslcontext") is not None:
+        return await loop.sendfile(transport, file, offset, length)
+    # With what the transport still holds; then it writes nothing until the answer's end.
+    first = await loop.sendfile(transport, file, offset, _FIRST_BYTES)
+    # A socket of its own: the transport may close the other one meanwhile.
+    with socket.socket(fileno=os.dup(sock.fileno())) as own:
+        transport.pause_reading()  # who has left is found out by sending, as above
+        try:
+            return first + await send_file(own, file.fileno(), offset + first, length - first)
+        finally:
+            transport.resume_reading()
 
 
 def _cut(request: web.Request) -> web.StreamResponse:

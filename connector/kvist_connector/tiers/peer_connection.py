@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 import httptools
 
-from kvist_connector.tiers.blocking_receive import LEAST_BYTES, Seen, receive_all
 from kvist_connector.tiers.pieces import PIECE_BYTES
+from kvist_connector.tiers.socket_threads import LEAST_BYTES, Seen, receive_all
 from kvist_connector.tls import LiveContext
 
 _HEAD_BYTES: Final = 16 * 1024
