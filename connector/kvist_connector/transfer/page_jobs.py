@@ -23,6 +23,9 @@ class PageJobs:
         self._count = min(part.shape[0] for parts in pages for part in parts)
         self._blocks = slots.shape[2]
         self._slots = slots.shape[0]
+        self.possible = len({len(parts) for parts in pages}) == 1
+        if not self.possible:
+            return
         self._bases = np.array([[part.ctypes.data for part in parts] for parts in pages], dtype=np.int64)
         self._rows = np.array([[part.strides[0] for part in parts] for parts in pages], dtype=np.int64)
         widths = np.array([[part.shape[1] for part in parts] for parts in pages], dtype=np.int64)
