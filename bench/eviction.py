@@ -1,5 +1,8 @@
 """Hit rates of the cost-aware rule beside LRU and the offline optimum, on public traces.
 
+"Known": the same rule, had it known from the start how often each kind of chunk is used again at each age, in
+this very trace. What is left to the optimum beyond it cannot be told from the traits that the rule looks at.
+
     python -m bench.eviction --trace FILE [--trace FILE ...]
 
 The traces are not part of this repository (Mooncake publishes them); without one the made-up workloads
@@ -19,7 +22,7 @@ from pathlib import Path
 
 from bench import harness
 from bench.eviction_traces import names, workload
-from kvist_connector.eviction import CostAware, Hits, Lru, Trace, optimum, read_trace, replay
+from kvist_connector.eviction import CostAware, Lru, Trace, optimum, read_trace, replay
 
 GIBIBYTE = 2**30
 CAPACITIES = (100, 200, 500)  # GiB, of the public traces
@@ -37,30 +40,36 @@ class Cell:
     capacity: int
     lru: float
     cost: float
+    known: float
     most: float
     apart: float | None
 
     @property
     def closed(self) -> float:
         """Share of the gap between LRU and the optimum."""
+        return self._share(self.cost)
+
+    def _share(self, rate: float) -> float:
         gap = self.most - self.lru
-        return (self.cost - self.lru) / gap if gap > 0 else 1.0
+        return (rate - self.lru) / gap if gap > 0 else 1.0
 
     @property
     def row(self) -> tuple[str, ...]:
         """As printed."""
-        rates = [f"{100 * rate:.2f} %" for rate in (self.lru, self.cost, self.most)]
+        rates = [f"{100 * rate:.2f} %" for rate in (self.lru, self.cost, self.known, self.most)]
         apart = "-" if self.apart is None else f"{self.apart:.3f}"
-        return (self.name, str(self.capacity), *rates, f"{100 * self.closed:.0f} %", apart)
+        shares = (f"{100 * self.closed:.0f} %", f"{100 * self._share(self.known):.0f} %")
+        return (self.name, str(self.capacity), *rates, *shares, apart)
 
 
 def run(options: harness.Options) -> harness.Result:
     """Replay each trace at each capacity through the agent's own eviction and the optimum."""
     files: list[Path] = options.extra.trace
-    cells = [_cell(*case, compare=bool(files)) for case in _cases(files, options.quick)]
-    columns = ("trace", "blocks", "lru", "cost", "optimum", "gap closed", "LRUs apart")
+    cells = [cell for case in _cases(files, options.quick) for cell in _cells(*case, bool(files))]
+    columns = ("trace", "blocks", "lru", "cost", "known", "optimum", "gap closed", "known", "LRUs apart")
     note = (
         "Share of prompt tokens hit, cold start included; the optimum is Belady's MIN over blocks. "
+        "Known: cost, had it known all rates of reuse of this trace from the start. "
         "LRUs apart: points between ours and kvcache-simulator's."
     )
     least = 100 * min(cell.closed for cell in cells)
@@ -88,27 +97,25 @@ def _absent(files: list[Path]) -> tuple[str, ...]:
     return () if find_spec("kvcache_sim") else ("kvcache-simulator: pip install kvcache-simulator",)
 
 
-def _cases(files: list[Path], quick: bool) -> Iterator[tuple[str, Trace, int]]:
+def _cases(files: list[Path], quick: bool) -> Iterator[tuple[str, Trace, list[int]]]:
     for file in files:
         trace = read_trace(file)
-        for size in CAPACITIES[: 1 if quick else None]:
-            yield file.name, trace, size * GIBIBYTE // (trace.block_tokens * BYTES_PER_TOKEN)
+        block = trace.block_tokens * BYTES_PER_TOKEN
+        yield file.name, trace, [size * GIBIBYTE // block for size in CAPACITIES[: 1 if quick else None]]
     for name in names() if not files else ():
         made = workload(name, seed=1, hours=0.1 if quick else 1.0)
-        for share in SHARES:
-            yield name, made, int(share * made.distinct)
+        yield name, made, [int(share * made.distinct) for share in SHARES]
 
 
-def _cell(name: str, trace: Trace, capacity: int, compare: bool) -> Cell:
-    rates = [hits.rate for hits in _rates(trace, capacity)]
-    apart = _apart(trace, capacity) if compare and find_spec("kvcache_sim") else None
-    return Cell(name, capacity, *rates, apart)
-
-
-def _rates(trace: Trace, capacity: int) -> Iterator[Hits]:
-    yield replay(trace, capacity, Lru())
-    yield replay(trace, capacity, CostAware())
-    yield optimum(trace, capacity)
+def _cells(name: str, trace: Trace, capacities: list[int], compare: bool) -> Iterator[Cell]:
+    seen = CostAware()
+    replay(trace, trace.distinct, seen)
+    known = seen.learned()
+    for capacity in capacities:
+        rules = (Lru(), CostAware(), CostAware(known))
+        lru, cost, knew = (replay(trace, capacity, rule).rate for rule in rules)
+        apart = _apart(trace, capacity) if compare and find_spec("kvcache_sim") else None
+        yield Cell(name, capacity, lru, cost, knew, optimum(trace, capacity).rate, apart)
 
 
 def _apart(trace: Trace, capacity: int) -> float | None:

@@ -86,6 +86,15 @@ def test_cost_is_never_much_worse_than_lru(name, share):
     assert replay(trace, capacity, CostAware()).rate > replay(trace, capacity, Lru()).rate - 0.01
 
 
+def test_what_one_replay_learned_serves_another_from_the_start():
+    trace = workload("agents", seed=4, hours=0.05)
+    seen, capacity = CostAware(), int(0.03 * trace.distinct)
+    replay(trace, trace.distinct, seen)
+    knowing = CostAware(seen.learned())
+    assert replay(trace, capacity, knowing).rate > replay(trace, capacity, CostAware()).rate
+    assert knowing.revision == 0
+
+
 def test_answers_of_a_trace_are_learned_from(tmp_path):
     """Prompts with short answers come twice, after 150 others with long ones that come once."""
 

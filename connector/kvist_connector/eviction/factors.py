@@ -17,8 +17,8 @@ from kvist_connector.eviction import rates
 from kvist_connector.eviction.visit import Kind, kind
 
 _DOUBT: Final = 100.0  # uses as expected that a trait is taken to have had, in all and around each age
-_STRIDE: Final = 4  # kinds between two pauses,
-_LONG_STRIDE: Final = 16  # where one takes less
+_STRIDE: Final = 2  # kinds between two pauses,
+_LONG_STRIDE: Final = 8  # where one takes less
 
 _Trait = tuple[int, int]  # place in Kind, value
 

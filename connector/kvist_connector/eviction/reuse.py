@@ -72,18 +72,29 @@ class _Ghost:
 
 class CostAware:
     """Least chance of reuse for its weight leaves first. Memory: two ghosts a chunk, and for each kind
-    that is seen (5,760 at most, some hundreds in practice) two counts for each of 56 ages."""
+    that is seen (5,760 at most, some hundreds in practice) two counts for each of 56 ages.
 
-    def __init__(self) -> None:
+    With `known` it does not learn: that is for asking what knowing it from the start would be worth.
+    """
+
+    def __init__(self, known: Factors | None = None) -> None:
+        self._learns = known is None
         self._cells: dict[int, _Cell] = {}
         self._ghosts: OrderedDict[bytes, _Ghost] = OrderedDict()
         self._resident = 0
         self._tick = 0
         self._window = 64  # ticks
         self._fitted = 0  # tick at which the last fit began
-        self._factors = Factors()
+        self._factors = known or Factors()
         self._fit: Iterator[None] | None = None  # under way
         self.revision = 0
+
+    def learned(self) -> Factors:
+        """From all that was seen until now, at once."""
+        found = Factors()
+        for _ in found.fit(self._seen()):
+            pass
+        return found
 
     def enter(self, candidate: Candidate, parent: Candidate | None) -> None:
         """It continues its parent; and it may come back."""
@@ -198,6 +209,8 @@ class CostAware:
 
     def _learn(self) -> None:
         """A step of the fit under way, or of the next once it is time."""
+        if not self._learns:
+            return
         if self._fit is None:
             pause = max(_OFTEN, min(_SELDOM, self._tick // _PART), self._resident // _PART)
             if self._tick - self._fitted < pause:
