@@ -121,9 +121,8 @@ def test_no_address_outside_is_ever_given_out(tmp_path, piece):
 def test_layers_in_different_numbers_of_parts_are_copied_by_numpy(tmp_path):
     layers = made(1, [512, 512], 0).layers + made(1, [1024], 0).layers
     table = PageTable(layers, blocks=2)
-    pieces = pieces_of(list(range(PAGES)), 0)
-    stored, _ = copied(tmp_path, table, pieces, 0)
     expected = b"".join(layers[1].parts[0][page].numpy().tobytes() for page in (0, 1))
+    stored, _ = copied(tmp_path, table, pieces_of(list(range(PAGES)), 0), 0)
     assert expected in stored
 
 
