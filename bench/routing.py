@@ -30,7 +30,7 @@ from bench import harness
 from bench.simulation import rivals
 from bench.simulation.cluster import Router, Summary, engines, simulate
 from bench.simulation.engine import Engine, EngineSpec
-from bench.simulation.generated import agents, conversations, prompts
+from bench.simulation.generated import agents, conversations, documents, prompts
 from bench.simulation.ours import Kvist
 from bench.simulation.pieces import Pieces
 from bench.simulation.trace import BLOCK_TOKENS, Request, read_trace
@@ -67,6 +67,7 @@ print(json.dumps([found["first_admission_prefix_cache_reused_ratio"], found["mea
 MADE_UP: Final[Mapping[str, Callable[[float], list[Request]]]] = {
     "conversations": lambda speed: conversations(0, 1.7 * speed, 400.0),
     "agents": lambda speed: agents(0, 0.4 * speed, 300.0),
+    "documents": lambda speed: documents(0, 1.2 * speed, 300.0),
     "prompts": lambda speed: prompts(0, 10.0 * speed, 100.0),
 }
 MakeRouter = Callable[[Sequence[Engine], int], Router]
@@ -149,6 +150,7 @@ def _cells(extra: argparse.Namespace) -> list[Cell]:
     made_up: list[Workload] = [
         ("conversations", None, SIZES),
         ("agents", None, (2500,)),
+        ("documents", None, (600, 2500)),
         ("prompts", None, (600,)),
     ]
     traces: list[Workload] = [(path.name.split("_")[0].split(".")[0], path, SIZES) for path in extra.trace]

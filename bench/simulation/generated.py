@@ -50,6 +50,25 @@ def agents(seed: int, rate: float, seconds: float) -> list[Request]:
     return [Request(number, *row) for number, row in enumerate(sorted(rows))]
 
 
+def documents(seed: int, rate: float, seconds: float) -> list[Request]:
+    """Long documents, each with some questions a minute or so apart; short answers."""
+    rng, ids = random.Random(seed), itertools.count()
+    systems = [[next(ids) for _ in range(rng.choice((1, 1, 2)))] for _ in range(24)]
+    rows: list[tuple[float, int, int, tuple[int, ...]]] = []
+    start = 0.0
+    while (start := start + rng.expovariate(rate)) < seconds:
+        now, text = start, [*systems[min(23, int(rng.expovariate(0.3)))]]
+        text = [*text, *itertools.islice(ids, max(2, min(200, round(rng.lognormvariate(3.0, 0.8)))))]
+        while now < seconds:
+            tail, output = rng.randint(1, BLOCK_TOKENS - 1), 1 + int(rng.expovariate(1 / 150))
+            rows.append((now, len(text) * BLOCK_TOKENS + tail, output, tuple(text)))
+            if rng.random() > 0.7:
+                break
+            text = [*text, *itertools.islice(ids, rng.choice((0, 1, 1, 2)))]
+            now += 60 * rng.lognormvariate(0, 1)
+    return [Request(number, *row) for number, row in enumerate(sorted(rows))]
+
+
 def prompts(seed: int, rate: float, seconds: float, groups: int = 120, output: int = 600) -> list[Request]:
     """Questions of several lengths under long prompts that are about equally popular."""
     rng, now, fresh = random.Random(seed), 0.0, 10**9

@@ -15,7 +15,7 @@ from bench.simulation import rivals
 from bench.simulation.cluster import Summary, engines, simulate
 from bench.simulation.engine import Engine, EngineSpec
 from bench.simulation.feeds import Feeds
-from bench.simulation.generated import agents, conversations, prompts, shared_prompts
+from bench.simulation.generated import agents, conversations, documents, prompts, shared_prompts
 from bench.simulation.ours import Kvist, Lags, Routers
 from bench.simulation.trace import Request, read_trace
 from kvist_router.mind.policies import policy
@@ -197,7 +197,7 @@ def test_the_shared_workload_has_its_groups_and_lengths() -> None:
     assert found == shared_prompts(0, 20.0, 60.0)
 
 
-@pytest.mark.parametrize("make", [agents, prompts])
+@pytest.mark.parametrize("make", [agents, documents, prompts])
 def test_made_up_requests_repeat_by_their_seed_and_share_beginnings(make) -> None:
     found = make(0, 1.0, 60.0)
     assert found == make(0, 1.0, 60.0) != make(1, 1.0, 60.0)
