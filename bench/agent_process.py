@@ -38,7 +38,8 @@ def free_port() -> int:
 class AgentProcess:
     """Starts the agent and reads its feed for request records.
 
-    `more`: further flags; `program`: what runs in place of the agent's own module.
+    `more`: further flags; `program`: what runs in place of the agent's own module; `records`: whether the
+    feed is read, by a thread of this process.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class AgentProcess:
         kv_events: str = "",
         more: Sequence[str] = (),
         program: Sequence[str] = ("kvist_connector",),
+        records: bool = True,
     ) -> None:
+        self._reads_records = records
         self._program = program
         self.folder = folder
         self.socket = folder / "agent.sock"
@@ -80,7 +83,8 @@ class AgentProcess:
             if self._process.poll() is not None or time.monotonic() > limit:
                 raise RuntimeError(f"agent not ready:\n{(self.folder / 'agent.log').read_text()[-4000:]}")
             time.sleep(0.05)
-        threading.Thread(target=self._read_feed, name="bench-feed", daemon=True).start()
+        if self._reads_records:
+            threading.Thread(target=self._read_feed, name="bench-feed", daemon=True).start()
 
     def record(self) -> RequestRecord:
         """The next request record; raises queue.Empty at the deadline."""

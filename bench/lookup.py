@@ -46,7 +46,7 @@ def run(options: harness.Options) -> harness.Result:
     chunks = options.extra.chunks or (CHUNKS if not options.quick else 50_000)
     with tempfile.TemporaryDirectory(prefix="kvist-bench-") as folder:
         memory = int((chunks + 4096) * (CHUNK_BYTES + HEADER_BYTES) * 1.15)
-        with AgentProcess(Path(folder), memory=str(memory)) as agent:
+        with AgentProcess(Path(folder), memory=str(memory), records=False) as agent:
             return asyncio.run(_measure(agent, chunks, options.rounds(1000, 200)))
 
 
