@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 
@@ -50,10 +51,11 @@ class Engine:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         due = time.monotonic()
-        for _ in range(PIECES):
-            await response.write(PIECE)
-            due += PACE_SECONDS
-            await asyncio.sleep(due - time.monotonic())
+        with contextlib.suppress(ConnectionError):  # its client leaves when the trial is over
+            for _ in range(PIECES):
+                await response.write(PIECE)
+                due += PACE_SECONDS
+                await asyncio.sleep(due - time.monotonic())
         return response
 
 
