@@ -5,8 +5,8 @@ this very trace. What is left to the optimum beyond it cannot be told from the t
 
     python -m bench.eviction --trace FILE [--trace FILE ...]
 
-The traces are not part of this repository (Mooncake publishes them); without one the made-up workloads
-on which the rule was tuned are replayed, which says less. On public ones our LRU is compared with that of
+The traces are not part of this repository (Mooncake publishes them); without one, made-up workloads
+are replayed, which says less. On public ones our LRU is compared with that of
 another program (PyPI `kvcache-simulator`) over the second half of the trace, which is what it measures.
 """
 

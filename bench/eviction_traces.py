@@ -1,4 +1,4 @@
-"""Made-up workloads on which the eviction rule was tuned: the public traces are for its test only.
+"""Made-up workloads for the eviction rule: on which it must not lose, and where no public trace is at hand.
 
 Every one is a stream of prompts as block ids, from a seed. Lengths, pauses and popularity are
 drawn from heavy-tailed distributions as reported of served models: most sessions end after a turn or
