@@ -37,6 +37,8 @@ from kvist_connector.protocol.tiers import Tier
 
 # Seconds that an answer waits for deletions; what is not deleted then is not served either.
 _DELETING = 10.0
+# Seconds for a shared tier to take a rule; later it is told all the same.
+_TELLING = 5.0
 # Epochs are milliseconds of somebody's clock: one far ahead would leave none for those that follow.
 _AHEAD = 366 * 86_400_000
 
@@ -99,7 +101,10 @@ class Retire:
             async with self._turn:
                 before = self.known
                 answer = await self._take(before.merge(given), dry_run=False)
-            return answer if before == self.known else await self._published(answer)
+            if before != self.known:
+                # Not waited for: whoever asks sends no request here meanwhile.
+                self._owe()
+            return answer
 
         return await self._to_the_end(take()) | {"retired": self.known}
 
@@ -111,8 +116,7 @@ class Retire:
                 return await self._take(self.known.merge(found), dry_run=False)
 
         await self._to_the_end(take())
-        for lower in self._shared:
-            lower.owes_rules()
+        self._owe()
 
     async def _to_the_end(self, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
         """Whatever becomes of the caller: a rule that is being written to its file comes into force."""
@@ -185,7 +189,7 @@ class Retire:
 
         async def publish(lower: SharedTier) -> bool:
             try:
-                async with asyncio.timeout(_DELETING):
+                async with asyncio.timeout(_TELLING):
                     return await lower.publish()
             except TimeoutError:
                 lower.owes_rules()
@@ -194,6 +198,10 @@ class Retire:
         done = await asyncio.gather(*(publish(lower) for lower in self._shared))
         left = [lower.tier.label for lower, said in zip(self._shared, done, strict=True) if not said]
         return answer | {"unpublished": left, "complete": answer["complete"] and not left}
+
+    def _owe(self) -> None:
+        for lower in self._shared:
+            lower.owes_rules()
 
     @property
     def _shared(self) -> list[SharedTier]:
