@@ -37,6 +37,7 @@ BENCHES = (
     "lookup",
     "mirror",
     "breakeven",
+    "lossy",
 )
 ON_TRACES = ("routing", "eviction")
 DEADLINE_SECONDS = 3600

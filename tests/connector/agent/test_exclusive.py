@@ -181,6 +181,30 @@ async def test_a_chunk_is_in_memory_until_it_is_on_the_disk_and_stays_if_it_is_u
     harness.check()
 
 
+async def test_a_tag_that_comes_while_a_chunk_is_written_keeps_it_in_memory(harness):
+    """Its file would not have the tag, and retirement by it would not find the chunk after a restart."""
+    keys = keys_of(1)
+    await harness.engine.store(keys)
+    await harness.engine.lookup(keys)
+    await harness.engine.lookup(())  # the lease has ended
+    harness.parts.memory.settle_fresh()
+    harness.faulty.gate.clear()
+    moving = asyncio.create_task(harness.parts.exclusive.make_room(SLOTS))
+    async with asyncio.timeout(DEADLINE):
+        while ("put", keys[0]) not in harness.faulty.calls:
+            await harness.engine.lookup(())
+    harness.parts.memory.tag(harness.parts.catalog.get(keys[0]), ("late",))
+    harness.faulty.gate.set()
+    await moving
+    await harness.disk.settled()
+    places = harness.places(keys)
+    assert places in ([[Tier.MEMORY]], [[Tier.DISK]])
+    if places == [[Tier.DISK]]:  # it was written again, with its tag
+        header = await harness.disk.header(harness.parts.catalog.get(keys[0]))
+        assert header.tags == ("late",)
+    harness.check()
+
+
 async def test_a_disk_that_takes_nothing_costs_the_least_valuable_and_nobody_waits(harness):
     harness.faulty.plan = lambda operation, key: TierError("it fails") if operation == "put" else None
     chains = [keys_of(4, first) for first in range(0, 1000, 100)]
