@@ -21,7 +21,7 @@ from kvist_connector.tls import AGENT_NAME, LiveContext, MutualTls
 from kvist_router.mind.interface import Decision, Metadata, Report
 from kvist_router.testing.engine import FakeEngine
 
-KEYS = prompt_keys(range(64))
+KEYS = prompt_keys(range(8 * 24))
 PATIENT = {"peer__lookup_deadline": 30, "peer__deadline": 30, "lookup_deadline": 60}
 STATS, LOOKUP = "/v1/kvist/stats", "/v1/kvist/lookup"
 
@@ -126,16 +126,16 @@ async def test_an_agent_of_another_authority_or_name_is_not_believed(
 
 async def test_peers_read_each_other_under_tls(start, authority, tmp_path) -> None:
     tls = flags(written(tmp_path / "tls", authority))
-    first = await start(peer__host="127.0.0.1", peer__port=0, **tls)
+    first = await start(peer__host="127.0.0.1", peer__port=0, memory="4Mi", **tls)
     writer = await EngineHalf.start(first.socket)
-    await writer.store(KEYS[:6])
-    await writer.lookup(KEYS[:6])
+    await writer.store(KEYS[:24])
+    await writer.lookup(KEYS[:24])
     (url,) = (line.split("peer=")[1].split()[0] for line in [first.announced] if "peer=" in line)
     second = await start(peer__urls=url.replace("https://", "http://"), memory="4Mi", **tls)
     reader = await EngineHalf.start(second.socket)
-    found = await reader.lookup(KEYS[:6])
-    assert found.tiers == bytes([Tier.PEER] * 6)
-    assert reader.holds(KEYS[:6], found)
+    found = await reader.lookup(KEYS[:24])  # several at a time, each whole
+    assert found.tiers == bytes([Tier.PEER] * 24)
+    assert reader.holds(KEYS[:24], found)
     third = await start(peer__urls=url.replace("https://", "http://"))  # without a certificate
     outsider = await EngineHalf.start(third.socket)
     assert not (await outsider.lookup(KEYS[:6])).refs

@@ -37,6 +37,7 @@ LINGER_SECONDS: Final = 1.0
 _FIRST_BYTES: Final = 4096
 # Reads that wait for their turn, for each one that may run.
 _WAITING: Final = 4
+_PIECE: Final = 2**20  # bytes copied at a time under TLS
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -184,17 +185,34 @@ async def _send(request: web.Request, found: Opened) -> web.StreamResponse:
         transport = request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the reader has left")
-        if await _send_span(transport, found.file, offset, length) != length:
+        if transport.get_extra_info("sslcontext") is not None:
+            sent = await _copy_span(response, found.file, offset, length)
+        else:
+            sent = await _send_span(transport, found.file, offset, length)
+        if sent != length:
             raise ConnectionResetError("the file is shorter than the object")
     await response.write_eof()
     return response
 
 
+async def _copy_span(response: web.StreamResponse, file: BinaryIO, offset: int, length: int) -> int:
+    """Bytes sent. Under TLS the loop's sendfile would read from the file's one position, as others do."""
+    sent = 0
+    while sent < length:
+        most = min(_PIECE, length - sent)
+        data = await asyncio.to_thread(os.pread, file.fileno(), most, offset + sent)
+        if not data:
+            break
+        await response.write(data)
+        sent += len(data)
+    return sent
+
+
 async def _send_span(transport: asyncio.Transport, file: BinaryIO, offset: int, length: int) -> int:
-    """Bytes sent. Without TLS most of it by a thread."""
+    """Bytes sent, most of them by a thread."""
     loop = asyncio.get_running_loop()
     sock = transport.get_extra_info("socket")
-    if length < LEAST_BYTES or sock is None or transport.get_extra_info("sslcontext") is not None:
+    if length < LEAST_BYTES or sock is None:
         return await loop.sendfile(transport, file, offset, length)
     # With what the transport still holds; then it writes nothing until the answer's end.
     first = await loop.sendfile(transport, file, offset, _FIRST_BYTES)
