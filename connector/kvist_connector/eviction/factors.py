@@ -28,8 +28,8 @@ class Seen:
     """Of one kind, by bucket of age."""
 
     kind: Kind
-    uses: list[float]
-    spent: list[float]
+    uses: Sequence[float]
+    spent: Sequence[float]
     rates: list[float] = field(default_factory=list)
 
 

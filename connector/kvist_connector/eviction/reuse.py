@@ -15,6 +15,7 @@ nothing. Until much is known the chance falls with age alike in all kinds, which
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,8 +26,8 @@ from kvist_connector.eviction.candidate import NEVER, Candidate
 from kvist_connector.eviction.factors import Factors, Seen
 from kvist_connector.eviction.visit import Visit, cell, kind, place
 
-_FEWEST_GHOSTS: Final = 65_536
-_GHOSTS: Final = 2  # for each chunk in the tier
+_FEWEST_GHOSTS: Final = 64
+_GHOSTS: Final = 3  # for each chunk in the tier
 _WINDOWS: Final = 512  # at most twice as many tell when the lives under way began
 _OFTEN: Final = 256  # ticks between two fits at first,
 _SELDOM: Final = 2000  # later,
@@ -36,16 +37,16 @@ _FORGOTTEN: Final = 0.01  # lives
 _OCTAVES: Final = 128  # of seconds / byte, around 1
 
 
-def _zeros() -> list[float]:
-    return [0.0] * rates.BUCKETS
+def _zeros() -> array[float]:
+    return array("d", bytes(8 * rates.BUCKETS))
 
 
 @dataclass(slots=True)
 class _Cell:
     """What chunks of one kind did, by bucket of age, and since when others live."""
 
-    uses: list[float] = field(default_factory=_zeros)
-    ends: list[float] = field(default_factory=_zeros)
+    uses: array[float] = field(default_factory=_zeros)
+    ends: array[float] = field(default_factory=_zeros)
     begun: Counter[int] = field(default_factory=Counter)  # lives under way, by window of their first tick
 
     def take(self, number: int, tick: int, window: int) -> Seen:
@@ -53,8 +54,8 @@ class _Cell:
         middle = window // 2
         ages = ((max(1, tick - at * window - middle), lives) for at, lives in self.begun.items())
         seen = Seen(kind(number), self.uses, rates.exposure(self.uses, self.ends, ages))
-        self.uses = [_KEEP * count for count in self.uses]
-        self.ends = [_KEEP * count for count in self.ends]
+        self.uses = array("d", (_KEEP * count for count in self.uses))
+        self.ends = array("d", (_KEEP * count for count in self.ends))
         return seen
 
     @property
@@ -71,7 +72,7 @@ class _Ghost:
 
 
 class CostAware:
-    """Least chance of reuse for its weight leaves first. Memory: two ghosts a chunk, and for each kind
+    """Least chance of reuse for its weight leaves first. Memory: three ghosts a chunk, and for each kind
     that is seen (5,760 at most, some hundreds in practice) two counts for each of 56 ages.
 
     With `known` it does not learn: that is for asking what knowing it from the start would be worth.
