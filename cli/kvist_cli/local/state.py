@@ -110,7 +110,11 @@ class RunFolder:
 
     def locked(self) -> bool:
         """Whether a supervisor lives."""
-        if not (self.path / LOCK_FILE).exists():
+        try:
+            there = (self.path / LOCK_FILE).exists()
+        except OSError:  # a name that can be nobody's: whoever makes the folder says so
+            there = False
+        if not there:
             return False
         lock = self.lock()
         if lock is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -95,6 +95,7 @@ def streaming_copy() -> StreamingCopy | None:
         llvm = importlib.import_module("llvmlite.binding")
     except ImportError:
         return None
+    _hide_fields(llvm.ffi.lib)
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     module = llvm.parse_assembly(_program())
@@ -105,6 +106,25 @@ def streaming_copy() -> StreamingCopy | None:
     engine = llvm.create_mcjit_compiler(module, target)
     engine.finalize_object()
     return StreamingCopy(engine)
+
+
+def _hide_fields(library: Any) -> None:
+    """Let llvmlite's object for its C library say that it has no `__dict__`.
+
+    It takes that name for one of a C function. An engine's worker asks the values of all modules for their
+    fields as it starts, and would end there: the second engine of a process that copies like this.
+    """
+    if not hasattr(library, "__dict__") or isinstance(vars(library), Mapping):
+        return
+    kind: Any = type(library)
+    function = kind.__getattr__
+
+    def member(self: object, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return function(self, name)
+
+    kind.__getattr__ = member
 
 
 def _program() -> str:

@@ -1,6 +1,8 @@
 """Copies past the caches: the same bytes as by numpy, and numpy where they cannot be done."""
 
 import importlib
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -140,3 +142,16 @@ def test_without_a_compiler_numpy_copies(tmp_path, monkeypatch):
 def test_another_processor_gets_none(monkeypatch):
     monkeypatch.setattr(streaming.platform, "machine", lambda: "aarch64")
     assert streaming.streaming_copy() is None
+
+
+@needs_compiler
+def test_an_engines_worker_may_ask_every_module_for_its_fields():
+    # As vLLM does when a worker starts: vars(value).get("kernel") of all that seems to have any.
+    values = [
+        value
+        for name, module in sys.modules.items()
+        if name.startswith("llvmlite.binding")
+        for value in vars(module).values()
+    ]
+    assert values
+    assert all(isinstance(vars(value), Mapping) for value in values if hasattr(value, "__dict__"))
