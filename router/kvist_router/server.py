@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from kvist_connector.errors import ConfigError
 from kvist_router.accepting import Acceptor
 from kvist_router.inbound import inbound
 from kvist_router.settings import LimitSettings
+from kvist_router.stopping import at_signals
 
 BACKLOG = 2048
 _log = logging.getLogger(__name__)
@@ -117,14 +117,8 @@ class Servers:
 
     async def run_until_signal(self) -> None:
         """Serve until SIGTERM or SIGINT."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
-        try:
+        with at_signals(self.stop):
             await self.run()
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
 
     def stop(self) -> None:
         """The next step towards the end: grace, drain, at once."""

@@ -1,14 +1,28 @@
-"""How agents are addressed: reader id and bearer token. Called by feed_reader.py and drain.py."""
+"""How agents are addressed (reader id, bearer token), why a stream ended. Called by readers and drain.py."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import aiohttp
+
+from kvist_connector.protocol.framing import FrameError
 from kvist_connector.tls import LiveContext
 from kvist_router.errors import FeedError
+
+STREAM_ERRORS: Final = (TimeoutError, FeedError, FrameError, aiohttp.ClientError, OSError)
+
+
+def why_ended(error: Exception) -> str:
+    """What a reader says of one of STREAM_ERRORS."""
+    if isinstance(error, TimeoutError):
+        return "no frame in time"
+    if isinstance(error, FeedError | FrameError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,9 @@ import aiohttp
 
 from kvist_connector import names
 from kvist_connector.protocol.feed import FeedMessage, Snapshot
-from kvist_connector.protocol.framing import FrameDecoder, FrameError
-from kvist_router.errors import FeedError
+from kvist_connector.protocol.framing import FrameDecoder
 from kvist_router.metrics import MindMetrics
-from kvist_router.mind.agent_link import AgentLink
+from kvist_router.mind.agent_link import STREAM_ERRORS, AgentLink, why_ended
 from kvist_router.mind.replica import Replica
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
@@ -83,12 +82,8 @@ class FeedReader:
                     return f"status {response.status}"
                 await self._frames(replica, response)
                 return "the agent ended the stream"
-        except TimeoutError:
-            return "no frame in time"
-        except (FeedError, FrameError) as error:
-            return str(error)
-        except (aiohttp.ClientError, OSError) as error:
-            return f"{type(error).__name__}: {error}"
+        except STREAM_ERRORS as error:
+            return why_ended(error)
 
     async def _frames(self, replica: Replica, response: aiohttp.ClientResponse) -> None:
         decoder: FrameDecoder[FeedMessage] = FrameDecoder(FeedMessage)

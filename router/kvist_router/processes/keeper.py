@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -29,6 +28,7 @@ from kvist_router.processes.post import Post
 from kvist_router.reload import ConfigFile, Reloader, reloading
 from kvist_router.server import BACKLOG, listen, url_of
 from kvist_router.settings import RouterSettings
+from kvist_router.stopping import at_signals
 
 PULSE_SECONDS = 2.0  # between two looks at each process, and the deadline of one for a scrape
 STEP_SECONDS = 2.0  # until a child has heard of a step
@@ -119,14 +119,8 @@ class Keeper:
 
     async def run_until_signal(self) -> None:
         """The same, until SIGTERM or SIGINT."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
-        try:
+        with at_signals(self.stop):
             await self.run()
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
 
     def stop(self) -> None:
         """The next step towards the end: grace, drain, at once."""

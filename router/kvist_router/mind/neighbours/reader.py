@@ -15,9 +15,9 @@ from typing import Final
 import aiohttp
 
 from kvist_connector import names
-from kvist_connector.protocol.framing import FrameDecoder, FrameError
+from kvist_connector.protocol.framing import FrameDecoder
 from kvist_router.errors import FeedError
-from kvist_router.mind.agent_link import AgentLink
+from kvist_router.mind.agent_link import STREAM_ERRORS, AgentLink, why_ended
 from kvist_router.mind.neighbours.known import Known
 from kvist_router.mind.neighbours.messages import Opening, Said, check
 from kvist_router.mind.replica import Replica
@@ -93,12 +93,8 @@ class DispatchReader:
                     return f"status {response.status}"
                 await self._frames(neighbour, known, response)
                 return "it ended the stream" if neighbour.heard else neighbour.problem
-        except TimeoutError:
-            return "no frame in time"
-        except (FeedError, FrameError) as error:
-            return str(error)
-        except (aiohttp.ClientError, OSError) as error:
-            return f"{type(error).__name__}: {error}"
+        except STREAM_ERRORS as error:
+            return why_ended(error)
         finally:
             known.forget()
             if neighbour.heard:
