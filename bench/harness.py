@@ -216,7 +216,7 @@ def document(name: str, result: Result, argv: Sequence[str] | None = None) -> di
     arguments = list(sys.argv[1:] if argv is None else argv)
     return {
         "bench": name,
-        "command": " ".join(["python", "-m", f"bench.{name}", *_without_json(arguments)]),
+        "command": " ".join(["python", "-m", f"bench.{name}", *_published(arguments)]),
         "machine": machine(),
         "headline": result.headline,
         "figures": dict(result.figures),
@@ -227,12 +227,17 @@ def document(name: str, result: Result, argv: Sequence[str] | None = None) -> di
     }
 
 
-def _without_json(arguments: Sequence[str]) -> list[str]:
+def _published(arguments: Sequence[str]) -> list[str]:
+    """Arguments as anybody may give them: no file of the figures, and of paths the last part alone."""
     kept = list(arguments)
     if "--json" in kept:
         at = kept.index("--json")
         del kept[at : at + 2]
-    return kept
+    return [f"{flag}{equals}{Path(value).name}" for flag, equals, value in map(_split_flag, kept)]
+
+
+def _split_flag(word: str) -> tuple[str, str, str]:
+    return word.partition("=") if word.startswith("--") and "=" in word else ("", "", word)
 
 
 def render(name: str, result: Result) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -54,6 +55,19 @@ def test_json_holds_command_machine_figures_and_goals(tmp_path: Path) -> None:
     assert document["figures"] == {"ratio": 0.5}
     assert document["goals"][0]["met"] is True
     assert {"date", "cores", "python", "kvist"} <= set(document["machine"])
+
+
+def test_the_command_names_programs_and_files_without_their_folders(tmp_path: Path) -> None:
+    target, found = tmp_path / "x.json", tmp_path / "found.json"
+    target.touch()
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--peer", type=Path)
+        parser.add_argument("--trace", type=Path)
+
+    argv = ["--peer", str(target), f"--trace={target}", "--json", str(found)]
+    harness.main("x", lambda _: bench(), add, argv)
+    assert json.loads(found.read_text())["command"] == "python -m bench.x --peer x.json --trace=x.json"
 
 
 def test_quick_takes_fewer_rounds() -> None:
