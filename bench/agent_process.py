@@ -6,7 +6,6 @@ import contextlib
 import os
 import queue
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -22,17 +21,11 @@ from kvist_connector import names
 from kvist_connector.protocol import feed
 from kvist_connector.protocol.engine import RequestRecord
 from kvist_connector.protocol.framing import FrameDecoder, FrameError
+from kvist_connector.testing.ports import free_port
 
 START_SECONDS = 60
 RECORD_SECONDS = 20
 END_SECONDS = 30
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class AgentProcess:

@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import Final
 
 from bench import harness
-from bench.agent_process import AgentProcess, free_port
+from bench.agent_process import AgentProcess
 from bench.engine_worker import EngineWorker
 from bench.link import Link
 from bench.prompts import model_folder, random_prompt
+from kvist_connector.testing.ports import free_port
 from kvist_connector.testing.services import missing, redis_binary
 
 BANDWIDTHS: Final = (1, 5, 15, 50, 500)  # MB/s

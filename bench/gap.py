@@ -17,9 +17,9 @@ import psutil
 import uvloop
 
 from bench import harness
-from bench.agent_process import free_port
 from bench.load import LAST, READ_BYTES, request
 from bench.router import chat_body
+from kvist_connector.testing.ports import free_port
 
 GOAL_MS = 5.0
 STREAMS = 16

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 
 from bench import harness
-from bench.agent_process import free_port
 from bench.prompts import model_folder
 from kvist_cli.local import Cluster, Options, Ports
 from kvist_connector import names
+from kvist_connector.testing.ports import free_ports
 from kvist_operator import spec
 
 GOAL_PERCENT = 3.0
@@ -66,13 +66,8 @@ def _manifest() -> spec.CacheCluster:
 
 
 def _ports() -> Ports:
-    return Ports(router=free_port(), router_admin=free_port(), engine=_pair(), agent=_pair())
-
-
-def _pair() -> int:
-    """First of two neighbouring ports that were free a moment ago."""
-    first = free_port()
-    return first if first < 65_535 else first - 1
+    router, admin, engine, agent = free_ports(4, run=REPLICAS)
+    return Ports(router=router, router_admin=admin, engine=engine, agent=agent)
 
 
 def _used(cluster: Cluster) -> dict[str, float]:

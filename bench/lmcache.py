@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from bench.agent_process import free_port
+from kvist_connector.testing.ports import free_port
 
 VERSION: Final = "0.5.6"
 ABSENT: Final = (

@@ -24,8 +24,8 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench import harness
-from bench.agent_process import free_port
 from kvist_connector import names
+from kvist_connector.testing.ports import free_port
 from kvist_operator.control.login import login
 from kvist_operator.control.resources import CLUSTERS, STATEFUL_SETS, Resource
 from kvist_operator.control.rest import RestApi

@@ -21,7 +21,7 @@ from typing import IO, Any
 import httpx
 import psutil
 
-from bench.agent_process import free_port
+from kvist_connector.testing.ports import free_port
 
 SOURCE = Path(__file__).parent / "mock"
 BUILD_SECONDS, START_SECONDS, END_SECONDS = 300.0, 60.0, 20.0

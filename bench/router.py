@@ -20,13 +20,13 @@ import psutil
 from prometheus_client import CollectorRegistry
 
 from bench import harness, load
-from bench.agent_process import free_port
 from bench.mock_engine import MODEL
 from bench.prompts import model_folder
 from kvist_connector.keys import root_key
 from kvist_connector.protocol.feed import FEED_VERSION, Opening, Snapshot
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.settings import validate
+from kvist_connector.testing.ports import free_port
 from kvist_router.memory import settle_memory
 from kvist_router.metrics import MindMetrics
 from kvist_router.mind.interface import Decision, Metadata, Report

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from bench.agent_process import AgentProcess, free_port
+from bench.agent_process import AgentProcess
 from bench.raw_http import served
 from bench.tier_ways import Downloads, Files, Kvist, ObjectClient, RedisClient, Way
 from kvist_connector.testing import services
 from kvist_connector.testing.fake_engine import FakeEngine, content, layout, prompt_keys
+from kvist_connector.testing.ports import free_port
 from kvist_connector.tiers import direct
 from kvist_connector.tiers.base import ChunkStore
 from kvist_connector.tiers.deadline import DeadlineStore

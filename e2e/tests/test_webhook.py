@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from kvist_connector.testing.ports import free_port
 from testbed.bed import BedError
 from testbed.kube import Kubectl
 from testbed.operator_process import OperatorProcess, operator
@@ -33,12 +34,6 @@ def cluster(**engine: Any) -> str:
     return yaml.safe_dump(
         {"apiVersion": "kvist.dev/v1alpha1", "kind": "CacheCluster", "metadata": metadata, "spec": spec}
     )
-
-
-def free_port(address: str) -> int:
-    with socket.socket() as one:
-        one.bind((address, 0))
-        return int(one.getsockname()[1])
 
 
 class Webhook:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -15,16 +14,11 @@ import pytest
 from kvist_cli.local import Cluster, Event, Options
 from kvist_cli.local.cluster import claim
 from kvist_cli.local.state import RunFolder
+from kvist_connector.testing.ports import free_port
 from kvist_operator.plan import Role
 from kvist_operator.render.local import Process
 
 FAKE = Path(__file__).with_name("fake_program.py")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

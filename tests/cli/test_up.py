@@ -22,27 +22,16 @@ import pytest
 import trustme
 import yaml
 
+from kvist_connector.testing.ports import free_ports
+
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 PORTS = ("router", "router-admin", "engine", "agent", "peer")
 ENGINES = 2
 
 
-def free_ports() -> dict[str, int]:
+def cluster_ports() -> dict[str, int]:
     """First ports such that each and the next one are free."""
-    first: dict[str, int] = {}
-    taken: set[int] = set()
-    while len(first) < len(PORTS):
-        with socket.socket() as one, socket.socket() as two:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
-            try:
-                two.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-        if not {port, port + 1} & taken:
-            taken |= {port, port + 1}
-            first[PORTS[len(first)]] = port
-    return first
+    return dict(zip(PORTS, free_ports(len(PORTS), run=2), strict=True))
 
 
 class Shell:
@@ -55,7 +44,7 @@ class Shell:
             (parent / "__init__.py").touch()
         shutil.copy(FAKE_ENGINE, package / "api_server.py")
         self.folder = folder
-        self.ports = free_ports()
+        self.ports = cluster_ports()
         self.environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(folder / "path"), os.environ.get("PYTHONPATH", "")]),

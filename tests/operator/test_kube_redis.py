@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kvist_connector.testing.ports import free_port
 from kvist_operator.testing import cluster, rendered
 
 PASSWORD = 'quotes " and back\\slashes $(id) `id`'
@@ -42,9 +42,7 @@ def container() -> dict[str, Any]:
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[Started]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     mounts = {"/etc/kvist/redis": tmp_path / "secret", "/tmp": tmp_path / "tmp"}
     for folder in mounts.values():
         folder.mkdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from kvist_connector.settings import validate
 from kvist_connector.testing.agent_process import AgentProcess
 from kvist_connector.testing.fake_engine import FakeEngine as EngineHalf
 from kvist_connector.testing.fake_engine import prompt_keys
+from kvist_connector.testing.ports import free_ports
 from kvist_connector.tls import AGENT_NAME, LiveContext, MutualTls
 from kvist_router.mind.interface import Decision, Metadata, Report
 from kvist_router.testing.engine import FakeEngine
@@ -147,10 +147,7 @@ async def test_routers_tell_each_other_under_tls_what_they_send(
     router, http, until, authority, tmp_path
 ) -> None:
     agent = {"tls": written(tmp_path / "r", authority)}
-    with socket.socket() as one, socket.socket() as two:
-        for free in (one, two):
-            free.bind(("127.0.0.1", 0))
-        ports = [free.getsockname()[1] for free in (one, two)]
+    ports = free_ports(2)
     urls = [f"https://localhost:{port}" for port in ports]
     async with FakeEngine() as engine:
         listed = [{"name": "e", "url": engine.url}]

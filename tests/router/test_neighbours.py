@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from kvist_connector import names
 from kvist_connector.errors import ConfigError
 from kvist_connector.protocol.framing import FrameDecoder, FrameError, encode
 from kvist_connector.settings import validate
+from kvist_connector.testing.ports import free_ports
 from kvist_router.errors import FeedError
 from kvist_router.mind.inflight import InFlight, InFlightMap
 from kvist_router.mind.interface import Decision, Metadata, Report
@@ -189,14 +189,6 @@ def test_addresses_are_urls() -> None:
         validate(RouterSettings, {"replicas": [{"url": "http://e"}], "neighbours": {"urls": ["e:1"]}})
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-
-
 async def decided(running: Any, number: int = 0) -> Decision:
     body = json.dumps({"model": "m", "prompt": [number, *TOKENS]}).encode()
     decision = await running.mind.decide(body, COMPLETIONS)
@@ -324,7 +316,7 @@ async def process(engines: list[FakeEngine], own: int, urls: list[str]) -> Async
     flags = ["--port", str(port), "--admin-port", str(admin), "--policy", "least-load"]
     flags += ["--neighbours.port", str(own), "--neighbours.urls", json.dumps(urls)]
     command = [sys.executable, "-m", "kvist_router", *replicas, *flags]
-    child = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+    child = await asyncio.create_subprocess_exec(*command)
     try:
         yield f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin}"
     finally:
@@ -335,13 +327,16 @@ async def process(engines: list[FakeEngine], own: int, urls: list[str]) -> Async
 
 async def polled(http: aiohttp.ClientSession, url: str, true: Callable[[str], bool]) -> None:
     """Wait until a page is as wanted."""
-    async with asyncio.timeout(60):
-        while True:
-            with contextlib.suppress(aiohttp.ClientError):
-                async with http.get(url) as answer:
-                    if true(await answer.text()):
-                        return
-            await asyncio.sleep(0.02)
+    page: str | None = None
+    try:
+        async with asyncio.timeout(60):
+            while page is None or not true(page):
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with http.get(url) as answer:
+                        page = await answer.text()
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        pytest.fail(f"{url} stays: {page}")
 
 
 def running(page: str, of: str = "elsewhere") -> int:

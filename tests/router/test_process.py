@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 import yaml
 
+from kvist_connector.testing.ports import free_port
 from kvist_router.app import run
 from kvist_router.testing.engine import FakeEngine
 
@@ -49,12 +50,6 @@ def run_router(capsys, monkeypatch) -> Callable[..., Finished]:
         return Finished(status, *capsys.readouterr())
 
     return run_here
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @asynccontextmanager

@@ -15,7 +15,8 @@ from typing import Any, Final
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from kvist_connector.testing.services import START_SECONDS, RedisProcess, Server, free_port, redis_binary
+from kvist_connector.testing.ports import free_port
+from kvist_connector.testing.services import START_SECONDS, RedisProcess, Server, redis_binary
 
 PRIMARY: Final = "chunks"
 # Milliseconds until one that does not answer is taken for lost.

@@ -10,9 +10,10 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 from pathlib import Path
 from typing import Final
+
+from kvist_connector.testing.ports import free_port
 
 START_SECONDS: Final = 60.0
 ACCESS_KEY: Final = "testaccess"
@@ -41,14 +42,6 @@ def missing() -> str:
         name for name, path in (("redis-server", redis_binary()), ("versitygw", s3_binary())) if path is None
     ]
     return f"not installed: {', '.join(lacking)} (make services)" if lacking else ""
-
-
-def free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Server:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 
+from kvist_connector.testing.ports import free_port
 from kvist_router.testing.faults import page
 
 SECONDS = 60.0
@@ -20,9 +20,7 @@ SECONDS = 60.0
 @asynccontextmanager
 async def router(*flags: str) -> AsyncIterator[tuple[psutil.Process, str]]:
     """A router process that is ready, and its URL; the flags name its replicas."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     given = ["--port", str(port), "--admin-port", "0", "--log-level", "error", *flags]
     child = await asyncio.create_subprocess_exec(sys.executable, "-m", "kvist_router", *given)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from kvist_cli.local import Cluster, Options, Ports
 from kvist_connector import names
+from kvist_connector.testing.ports import free_ports
 from kvist_operator import spec
 
 DEADLINE = 240.0  # an engine's start takes a minute or more on a busy machine
@@ -29,19 +29,6 @@ def until(look: Callable[[], Any], what: str, seconds: float = DEADLINE) -> Any:
             pytest.fail(f"{what}: not within {seconds:.0f} s")
         time.sleep(0.1)
     return found
-
-
-def _free_ports(count: int) -> int:
-    """First of `count` neighbouring free ports."""
-    for first in range(21000, 32000, count + 3):
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return first
-    pytest.fail("no free ports")
 
 
 class Rig:
@@ -146,7 +133,7 @@ def rig(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig
             },
         }
     )
-    first = _free_ports(8)
+    (first,) = free_ports(1, run=8)
     ports = Ports(
         router=first,
         router_admin=first + 1,

@@ -1,22 +1,16 @@
 """A draining agent without a shared tier leaves its most valuable chunks to its peers."""
 
 import asyncio
-import socket
 
 import pytest
 
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing.agent_parts import keys_of as keys
 from kvist_connector.testing.peer_agents import PeerAgent, end
+from kvist_connector.testing.ports import free_port
 
 pytestmark = pytest.mark.timeout(120)
 BYTES = 16384
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing import services
 from kvist_connector.testing.agent_process import AgentProcess, launch
 from kvist_connector.testing.fake_engine import FakeEngine, layout, prompt_keys
+from kvist_connector.testing.ports import free_port
 from kvist_connector.testing.redis_groups import ClusterMember, join
 
 DEADLINE = 60.0
@@ -203,7 +204,7 @@ async def test_a_redis_that_hangs_holds_no_request(start, redis):
 
 
 async def test_an_agent_starts_without_its_redis_and_says_so(start):
-    agent = await start(redis__urls=f"redis://127.0.0.1:{services.free_port()}", redis__lookup_deadline=1)
+    agent = await start(redis__urls=f"redis://127.0.0.1:{free_port()}", redis__lookup_deadline=1)
     assert (await agent.stats())["tier_counters"]["redis"]["unreachable"] == 1
     assert (await agent.get("/readyz"))[0] == 200
     await until(lambda: names_redis(agent))

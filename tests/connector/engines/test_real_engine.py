@@ -12,7 +12,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from kvist_connector.testing.ports import free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 CHUNK, BLOCK = 256, 32
@@ -35,9 +36,7 @@ class AgentProcess:
         self.folder = folder
         self.socket = folder / "agent.sock"
         self.disk = folder / "disk"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.process = None
 
     def start(self):

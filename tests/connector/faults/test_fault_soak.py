@@ -14,6 +14,7 @@ from tests.connector.faults.soak_load import Engine, Progress
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing import services
 from kvist_connector.testing.fault_proxy import FaultProxy
+from kvist_connector.testing.ports import free_port
 
 pytestmark = [
     pytest.mark.full,
@@ -36,7 +37,7 @@ async def world_of(folder):
         for server in (redis, s3):
             await server.start()
             stack.push_async_callback(server.kill)
-        ports = {name: services.free_port() for name in NAMES}
+        ports = {name: free_port() for name in NAMES}
         peers = {name: FaultProxy(port) for name, port in ports.items()}
         proxies = FaultProxy(redis.port), FaultProxy(s3.port)
         for proxy in (*proxies, *peers.values()):

@@ -9,10 +9,10 @@ import aiohttp
 import pytest
 
 from kvist_connector import names
-from kvist_connector.testing import services
 from kvist_connector.testing.agent_process import AgentProcess
 from kvist_connector.testing.fake_engine import FakeEngine
 from kvist_connector.testing.fault_proxy import FaultProxy
+from kvist_connector.testing.ports import free_port
 from kvist_connector.testing.whole_agent import keys_of
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
@@ -26,7 +26,7 @@ class Replica:
 
     def __init__(self, folder):
         self.folder = folder
-        self.port = services.free_port()
+        self.port = free_port()
         self.agent = self.engine = None
 
     async def start(self):

@@ -11,6 +11,7 @@ from kvist_connector.agent.shared_stores import open_redis
 from kvist_connector.errors import ConfigError, TierError
 from kvist_connector.testing import services
 from kvist_connector.testing.chunk_store import ChunkStoreSuite, key, read_all
+from kvist_connector.testing.ports import free_port
 from kvist_connector.testing.redis_groups import (
     PRIMARY,
     ClusterMember,
@@ -207,7 +208,7 @@ async def test_a_member_that_fails_is_missed_until_its_replica_takes_over(begin)
 async def test_behind_sentinels_the_store_follows_the_primary(watched):
     primary, replica, sentinel = watched
     # The first address is nobody's: the next one is asked.
-    nobody = f"redis://127.0.0.1:{services.free_port()}/0"
+    nobody = f"redis://127.0.0.1:{free_port()}/0"
     store = opened(nobody, sentinel.url, sentinel=PRIMARY, limit=5.0)
     await ask(primary.port, "FLUSHALL")
     await fill(store)

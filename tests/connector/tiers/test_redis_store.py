@@ -12,7 +12,7 @@ from redis.exceptions import InvalidResponse
 
 from kvist_connector.errors import StorageFull, TierError
 from kvist_connector.testing.chunk_store import ChunkStoreSuite, key, read_all
-from kvist_connector.testing.services import free_port
+from kvist_connector.testing.ports import free_port
 from kvist_connector.tiers.base import ChunkStore, Read
 from kvist_connector.tiers.deadline import DeadlineStore
 from kvist_connector.tiers.metered import MeteredStore
