@@ -196,7 +196,8 @@ def _cells(
 
 def _lmcache(program: Path, folder: Path, tier: Tier) -> dict[str, float]:
     _, adapter = LMCACHE_TIERS[tier.name]
-    where = {"port": tier.port} if tier.port else {"base_path": str(folder / "lmcache-l2")}
+    # Of each its own: what lies in the folder already is not written again.
+    where = {"port": tier.port} if tier.port else {"base_path": str(folder / f"lmcache {tier.name}")}
     return lmcache.tier_bench(program, folder, adapter | where, CHUNKS, CHUNK_BYTES // 1024)
 
 

@@ -128,6 +128,22 @@ def test_a_bench_replaces_its_own_section_and_leaves_the_others() -> None:
     assert new.index("limit: 3") < new.index("## copy")
 
 
+def test_remarks_stand_at_the_end_of_their_section_and_follow_their_file() -> None:
+    documents = [harness.document(name, bench(Goal("limit", 1, 2))) for name in ("copy", "ttft")]
+    first = report.page(documents, remarks={"ttft": "Why.", "absent": "Nothing."})
+    assert first.index("limit: 1") < first.index("Why.") < first.index("## copy")
+    assert "Nothing." not in first
+    second = report.page([], first, remarks={"copy": "Because."})
+    assert ("Why." in second, "Because." in second) == (False, True)
+    assert report.page(documents, second, remarks={"ttft": "Why.", "absent": "Nothing."}) == first
+
+
+def test_the_published_page_has_the_remarks_as_they_are_now() -> None:
+    published = (Path(report.__file__).parent.parent / "docs/benchmarks.md").read_text()
+    assert report.page([], published) == published, "run `python -m bench.report --page`"
+    assert report.read_remarks().keys() <= set(report.BENCHES)
+
+
 def test_every_published_bench_exists() -> None:
     root = Path(report.__file__).parent
     assert [name for name in report.BENCHES if not (root / f"{name}.py").is_file()] == []
