@@ -1,6 +1,7 @@
-"""Shows what takes long: a cluster starting, running and stopping (`Progress`), a count (`Counting`).
+"""Shows what takes long: a cluster starting, running and stopping (`Progress`), a count (`Counting`), an
+answer (`Waiting`).
 
-A live table on a terminal, else one line an event; a bar on a terminal, else nothing.
+A live table on a terminal, else one line an event; a bar or a clock on a terminal, else nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final, Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.spinner import Spinner
 from rich.table import Table
@@ -117,6 +118,28 @@ class Progress:
                 Text(event.message.split("\n", 1)[0], style="dim", overflow="ellipsis", no_wrap=True),
             )
         return Group(table)
+
+
+class Waiting:
+    """An answer that may take minutes: what is waited for and since when, on a terminal."""
+
+    def __init__(self, console: Console, text: str) -> None:
+        self._bars = Bars(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._bars.add_task(text, total=None)
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
 
 
 class Counting:
