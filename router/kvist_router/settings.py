@@ -197,7 +197,7 @@ class LimitSettings(Settings):
 class TokenSettings(Settings):
     """Caches and deadlines of tokenization."""
 
-    cache_bytes: int = Field(default=128 * 2**20, ge=0, description="segment cache, bytes")
+    cache_bytes: int = Field(default=64 * 2**20, ge=0, description="segment cache, bytes")
     key_cache_chunks: int = Field(
         default=65_536, ge=0, description="memo of chunk keys, chunks (1.2 KB each)"
     )

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -14,25 +13,26 @@ from tokenizers import Tokenizer
 from kvist_connector.keys import pack_tokens
 from kvist_router.errors import NotExact
 from kvist_router.tokens.encoding import Encoder
+from kvist_router.tokens.text_encoder import TextEncoder
 
 INLINE = 100
 LONG = "The quick brown fox jumps over the lazy dog. " * 40
 
 
 class Held:
-    """A tokenizer whose calls a test lets go on, one after the other."""
+    """An encoder whose calls a test lets go on, one after the other."""
 
-    def __init__(self, real: Tokenizer) -> None:
+    def __init__(self, real: TextEncoder) -> None:
         self._real = real
         self.calls: list[tuple[list[str], bool]] = []  # pieces, and whether on the main thread
         self.go = threading.Semaphore(0)
 
-    def encode_batch_fast(self, pieces: list[str], **options: Any) -> Any:
+    def packed(self, pieces: list[str]) -> list[bytes]:
         on_main = threading.current_thread() is threading.main_thread()
         self.calls.append((pieces, on_main))
         if not on_main:
             assert self.go.acquire(timeout=60)
-        return self._real.encode_batch_fast(pieces, **options)
+        return self._real.packed(pieces)
 
 
 @pytest.fixture
@@ -41,9 +41,9 @@ def real(smollm2: Path) -> Tokenizer:
 
 
 @pytest.fixture
-def made(real: Tokenizer) -> Callable[[], tuple[Encoder, Held, dict[str, bytes]]]:
+def made(smollm2: Path, real: Tokenizer) -> Callable[[], tuple[Encoder, Held, dict[str, bytes]]]:
     def make() -> tuple[Encoder, Held, dict[str, bytes]]:
-        held, kept = Held(real), {}
+        held, kept = Held(TextEncoder(smollm2 / "tokenizer.json", real)), {}
         return Encoder(held, INLINE, kept.update), held, kept  # type: ignore[arg-type]
 
     return make

@@ -1,6 +1,6 @@
 """New text to tokens: short text on the loop, longer text in threads. Called by tokenizer.py.
 
-`encode_batch_fast` releases the GIL, so that relays and feeds go on meanwhile. Threads are few, and texts are
+The encoder releases the GIL, so that relays and feeds go on meanwhile. Threads are few, and texts are
 encoded in the order in which they came. Text that is being encoded already is waited for, so a burst of one
 new prompt costs it once. What was begun is finished and kept, even if its client has left.
 """
@@ -12,10 +12,8 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from tokenizers import Tokenizer
-
-from kvist_connector.keys import pack_tokens
 from kvist_router.errors import NotExact
+from kvist_router.tokens.text_encoder import TextEncoder
 
 MOST_THREADS = 4
 MOST_JOBS = 64  # in the threads' queue; more wait before it, each within the deadline of its decision
@@ -26,8 +24,8 @@ Tokens = dict[str, bytes]
 class Encoder:
     """`keep` gets what was encoded."""
 
-    def __init__(self, tokenizer: Tokenizer, inline_characters: int, keep: Callable[[Tokens], None]) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, text: TextEncoder, inline_characters: int, keep: Callable[[Tokens], None]) -> None:
+        self._text = text
         self._inline = inline_characters
         self._keep = keep
         threads = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) - 1))
@@ -72,7 +70,6 @@ class Encoder:
 
     def _now(self, pieces: list[str]) -> Tokens:
         try:
-            encodings = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+            return dict(zip(pieces, self._text.packed(pieces), strict=True))
         except (UnicodeEncodeError, TypeError) as error:  # lone surrogates have no UTF-8 form
             raise NotExact("text is not Unicode") from error
-        return {piece: pack_tokens(encoding.ids) for piece, encoding in zip(pieces, encodings, strict=True)}

@@ -20,6 +20,7 @@ from kvist_router.tokens.lru import SizedLRU
 from kvist_router.tokens.segments import exact_splitter, split_tokens
 from kvist_router.tokens.skeleton import Skeletons
 from kvist_router.tokens.template import ChatTemplate, Conversation
+from kvist_router.tokens.text_encoder import TextEncoder
 
 _ENTRY_BYTES = 250  # of a cache entry beside text and tokens
 
@@ -29,11 +30,12 @@ class ModelTokenizer:
 
     def __init__(self, folder: Path, cache_bytes: int, inline_characters: int) -> None:
         files = read_folder(folder)
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        file = folder / "tokenizer.json"
+        self._tokenizer = Tokenizer.from_file(str(file))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._splitter = exact_splitter(files.tokenizer)
-        self._encoder = Encoder(self._tokenizer, inline_characters, self._keep)
+        self._encoder = Encoder(TextEncoder(file, self._tokenizer), inline_characters, self._keep)
         self._cache: SizedLRU[str, bytes] = SizedLRU(cache_bytes)
         self._own_code, self._added_later = files.own_code, files.added_later
         self._templates = _compiled(files)
