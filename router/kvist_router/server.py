@@ -1,4 +1,4 @@
-"""uvicorn servers that share one loop and one pair of signals. Called by app.py and processes/child.py.
+"""uvicorn servers that share one loop and one pair of signals. Called by app.py and in processes/.
 
 SIGTERM or SIGINT: say so to `on_stop`, serve on for the grace time, stop listening, let running answers
 end within the drain time, exit. Each further one skips to the next of these steps.
@@ -11,7 +11,7 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import uvicorn
@@ -143,6 +143,18 @@ class Servers:
         for server, _ in self._servers:
             server.force_exit = server.should_exit
             server.should_exit = True
+
+
+@contextlib.asynccontextmanager
+async def serving(served: Served, limits: LimitSettings) -> AsyncIterator[None]:
+    """Within, the app is served; at the end at once no more, and its listener is closed."""
+    server = _Server(_config(served, limits), served.shared)
+    task = asyncio.create_task(server.serve(sockets=[served.listener]))
+    try:
+        yield
+    finally:
+        server.should_exit = server.force_exit = True
+        await task
 
 
 def _config(served: Served, limits: LimitSettings) -> uvicorn.Config:

@@ -201,6 +201,32 @@ async def test_without_the_mind_requests_go_by_hash_and_all_say_so_until_it_is_b
     assert "the mind is gone: the mind was silent for 5 s" in log
 
 
+async def test_while_the_mind_starts_again_the_admin_port_says_so_at_once() -> None:
+    async with pool() as found:
+        mind, seen = found.kept.keeper.mind, []
+        assert (await found.ask())[0] == 200
+        assert await found.counted("kvist_router_decisions_total") == 1
+        stopped = asyncio.Event()
+
+        async def asked() -> None:
+            while not stopped.is_set():
+                seen.append(await found.get("/v1/kvist/replicas", admin=True))
+
+        mind.kill()
+        await asyncio.wait_for(mind.vacant.wait(), SECONDS)
+        status, said = await found.get("/v1/kvist/replicas", admin=True)
+        assert (status, json.loads(said)["error"]["code"]) == (503, "no_mind")
+        assert (await found.get("/healthz", admin=True))[0] == 503
+        assert await found.counted("kvist_router_decisions_total", admin=True) == 1  # as before it ended
+        asking = asyncio.create_task(asked())
+        await asyncio.wait_for(mind.serves.wait(), SECONDS)
+        await until(lambda: _is(lambda: bool(seen) and seen[-1][0] == 200))
+        stopped.set()
+        await asking
+        assert {answer[0] for answer in seen} <= {503, 200}  # none was lost, none waited for the other
+        assert [(await found.get("/healthz", admin=True))[0] for _ in range(4)] == [200] * 4
+
+
 async def _is(condition: Callable[[], bool]) -> bool:
     return condition()
 

@@ -1,12 +1,14 @@
 """What runs in a process of the keeper's: the mind or a relay. Called by processes/__main__.py.
 
 Signals are the keeper's: a terminal sends them to all processes at once, but the steps of an end are one
-after the other. When the keeper is gone, however it went, a child ends at once and with it what it relays.
+after the other. When the keeper is gone, however it went, a child ends at once and with it what it relays:
+it sees that the channel ends, and where it hangs or is stopped the kernel kills it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib
 import logging
 import os
@@ -42,11 +44,13 @@ from kvist_router.server import Servers
 from kvist_router.settings import RouterSettings
 
 SCRAPE_SECONDS = 5.0
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ORPHANED = 70  # exit status of a child whose keeper is gone
 
 
 def main(arguments: Sequence[str]) -> int:
     """ROLE and file descriptors; returns the exit status."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     role, *inherited = arguments

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
@@ -22,13 +21,18 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from kvist_connector.errors import ConfigError
 from kvist_router.metrics import TaskMetrics
+from kvist_router.mind.supervise import background
 from kvist_router.processes.channel import Answer, Begin, Done, Question, Scrape, Step, Text, Use, Wrong
 from kvist_router.processes.family import Family, added, bounded, families_of, lasting, text_of
+from kvist_router.processes.folder import SOCKET, socket_folder
 from kvist_router.processes.post import Post
+from kvist_router.processes.stand_in import stand_in
+from kvist_router.relay_side import server_tls
 from kvist_router.reload import ConfigFile, Reloader, reloading
 from kvist_router.server import BACKLOG, listen, url_of
 from kvist_router.settings import RouterSettings
 from kvist_router.stopping import at_signals
+from kvist_router.tls import TlsSettings
 
 PULSE_SECONDS = 2.0  # between two looks at each process, and the deadline of one for a scrape
 STEP_SECONDS = 2.0  # until a child has heard of a step
@@ -203,13 +207,22 @@ async def keeping(
     settings: RouterSettings, relays: int, file: ConfigFile | None = None
 ) -> AsyncIterator[RunningProcesses]:
     """A keeper whose processes serve; raises ConfigError."""
+    admin_tls = settings.tls if settings.tls.admin else TlsSettings()
     with _sockets(settings) as sockets:
         url = url_of(sockets.endpoint, settings.tls.certificate_file is not None)
         admin_url = url_of(sockets.admin, settings.tls.admin)
         keeper = Keeper(settings, relays, sockets)
+
+        async def absent() -> None:
+            await stand_in(keeper.mind, sockets.admin, tls, settings.limits, keeper.text)
+
         try:
             await keeper.start()
-            async with reloading(settings, file, keeper.use, keeper.tasks) as reloader:
+            async with (
+                server_tls(admin_tls, keeper.tasks) as tls,
+                background("admin", absent, keeper.tasks),
+                reloading(settings, file, keeper.use, keeper.tasks) as reloader,
+            ):
                 yield RunningProcesses(keeper, url, admin_url, reloader)
         finally:
             await asyncio.gather(*(post.close() for post in keeper.posts))
@@ -220,13 +233,22 @@ def _sockets(settings: RouterSettings) -> Iterator[Sockets]:
     with ExitStack() as stack:
         endpoint = stack.enter_context(closing(listen(settings.host, settings.port, "port")))
         admin = stack.enter_context(closing(listen(settings.admin_host, settings.admin_port, "admin-port")))
-        # Of this user only: whoever can connect learns what others have cached.
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvist-router-")))
-        mind = stack.enter_context(closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)))
-        mind.bind(str(folder / "mind.sock"))
-        mind.listen(BACKLOG)
-        mind.setblocking(False)
-        yield Sockets(endpoint, admin, mind, folder / "mind.sock")
+        path = stack.enter_context(socket_folder()) / SOCKET
+        yield Sockets(endpoint, admin, stack.enter_context(closing(_unix_listener(path))), path)
+
+
+def _unix_listener(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+    except OSError as error:  # a path of 108 bytes is too long
+        listener.close()
+        raise ConfigError(
+            f"relays: no socket can be made at {path}: {error}; set TMPDIR to a short path, or relays to 0"
+        ) from error
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener
 
 
 def _json(settings: RouterSettings) -> bytes:

@@ -35,7 +35,8 @@ _log = logging.getLogger(__name__)
 class Post:
     """`name` is for the log, `sockets` are inherited, `begin` gives the settings of the moment.
 
-    `left` hears what a process counted before it ended.
+    `left` hears what a process counted before it ended. `serves` is set while a process serves, `vacant` from
+    the end of one that was not told to until the next one serves.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Post:
     ) -> None:
         self.role, self.name = role, name
         self.restarts = 0
-        self.up = False
+        self.serves, self.vacant = asyncio.Event(), asyncio.Event()
         self._sockets = sockets
         self._begin = begin
         self._answer = answer
@@ -59,6 +60,11 @@ class Post:
         self._channel: Channel | None = None
         self._reading: asyncio.Task[None] | None = None
         self._ending = False
+
+    @property
+    def up(self) -> bool:
+        """Whether a process serves."""
+        return self.serves.is_set()
 
     @property
     def pid(self) -> int | None:
@@ -81,7 +87,8 @@ class Post:
         answer = await self._channel.ask(self._begin(), START_SECONDS)
         if isinstance(answer, Wrong):
             raise ConfigError(answer.problem)
-        self.up = True
+        self.vacant.clear()
+        self.serves.set()
 
     async def keep(self) -> None:
         """Replace the process whenever it ends, until it was told to."""
@@ -91,6 +98,7 @@ class Post:
             status = await self._ended()
             if self._ending:
                 return
+            self.vacant.set()
             pause = FIRST_PAUSE if time.monotonic() - began > LONG_LIFE else pause
             _log.error("process %s ended with status %d; the next starts in %g s", self.name, status, pause)
             self.restarts += 1
@@ -181,7 +189,7 @@ class Post:
     async def _ended(self) -> int:
         assert self._process is not None  # it was started
         status = await self._process.wait()
-        self.up = False
+        self.serves.clear()
         await self._stop_reading()
         self._left(self._families)
         self._families = []
