@@ -34,6 +34,8 @@ class Answer:
     """Of the prompt."""
     reused: int
     """Prompt tokens that the engine did not compute; 0 unless it runs with --enable-prompt-tokens-details."""
+    routed_by: str = ""
+    """`hash` when the router chose without its index."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,9 @@ class Client:
             raise BedError(f"the router answered {error.code}: {error.read(2000).decode()}") from error
         return answered(said["choices"][0]["text"], headers, said["usage"])
 
-    def completion(self, prompt: str, tokens: int) -> urllib.request.Request:
-        """To be sent."""
-        body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    def completion(self, prompt: str, tokens: int, **more: Any) -> urllib.request.Request:
+        """To be sent; `more`: further fields of the body."""
+        body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, **more}
         return urllib.request.Request(
             f"{self.base}/v1/completions",
             data=json.dumps(body).encode(),
@@ -86,6 +88,7 @@ def answered(text: str, headers: Mapping[str, str], usage: Mapping[str, Any]) ->
         int(headers.get("x-kvist-predicted-tokens") or 0),
         usage["prompt_tokens"],
         (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+        headers.get("x-kvist-routed-by") or "",
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from testbed.programs import CHECKOUT
 
 Object = dict[str, Any]
+SIZE = "1Gi"
 
 
 @dataclass(frozen=True)
@@ -27,33 +28,34 @@ class HostFolder:
 
     def objects(self, namespace: str) -> list[Object]:
         """The volume and its claim, bound to each other."""
-        common = {
-            "accessModes": ["ReadOnlyMany"],
-            "storageClassName": "",
-        }
-        volume = {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": f"{namespace}-{self.name}", "labels": {"kvist.dev/e2e": namespace}},
-            "spec": {
-                **common,
-                "capacity": {"storage": "1Gi"},
-                "persistentVolumeReclaimPolicy": "Retain",
-                "hostPath": {"path": str(self.path), "type": "Directory"},
-                "claimRef": {"namespace": namespace, "name": self.name},
-            },
-        }
         claim = {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
             "metadata": {"name": self.name, "namespace": namespace},
             "spec": {
-                **common,
-                "resources": {"requests": {"storage": "1Gi"}},
+                "accessModes": ["ReadOnlyMany"],
+                "storageClassName": "",
+                "resources": {"requests": {"storage": SIZE}},
                 "volumeName": f"{namespace}-{self.name}",
             },
         }
-        return [volume, claim]
+        return [self.volume(namespace, "ReadOnlyMany"), claim]
+
+    def volume(self, namespace: str, mode: str) -> Object:
+        """The volume, for the claim of its name that is there or will be."""
+        return {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": f"{namespace}-{self.name}", "labels": {"kvist.dev/e2e": namespace}},
+            "spec": {
+                "accessModes": [mode],
+                "storageClassName": "",
+                "capacity": {"storage": SIZE},
+                "persistentVolumeReclaimPolicy": "Retain",
+                "hostPath": {"path": str(self.path), "type": "Directory"},
+                "claimRef": {"namespace": namespace, "name": self.name},
+            },
+        }
 
 
 def environment_folders() -> tuple[HostFolder, ...]:

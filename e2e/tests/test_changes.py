@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,12 +15,12 @@ import pytest
 from testbed.autoscaler import autoscaler
 from testbed.bed import BedError
 from testbed.burst import burst
-from testbed.client import Client
 from testbed.host_folders import engine_overlay, environment_folders
 from testbed.kube import Kubectl
 from testbed.load import Load, prompts
 from testbed.pods import condition, is_ready, moment, restarts
 from testbed.release import Helm, refusals, released
+from testbed.routers import straight
 from testbed.scale import Scale
 from testbed.scenario import ENGINE_IMAGE, cache_cluster
 from testbed.tenancy import Served, machine_tenant, served
@@ -196,7 +195,7 @@ def test_an_autoscaler_changes_the_number_of_engines(kubectl: Kubectl, pool: Ser
 def test_requests_wait_while_the_only_engine_is_replaced_by_one_that_loads_slowly(pool: Served) -> None:
     scaled_to_one(pool)
     old, mark = pool.engine(0)["metadata"]["uid"], pool.story.mark()
-    full, other = (straight(pool, pod) for pod in staying(pool, "router"))
+    full, other = (straight(pool.client(), pod) for pod in staying(pool, "router"))
     overlay = engine_overlay(environment_folders())
     overlay["spec"]["containers"][0]["command"] = LOADS_SLOWLY
     with Load(other, prompts(), patience=600) as load, ThreadPoolExecutor(IN_FLIGHT + 3) as threads:
@@ -233,13 +232,6 @@ def scaled_to_one(pool: Served) -> None:
     if scale.read()["spec"].get("replicas") != 1:
         scale.write(1)
     pool.settled()
-
-
-def straight(pool: Served, router: dict[str, Any]) -> Client:
-    """A client of one router pod."""
-    (container,) = router["spec"]["containers"]
-    port = next(port["containerPort"] for port in container["ports"] if port["name"] == "router")
-    return replace(pool.client(), base=f"http://{router['status']['podIP']}:{port}")
 
 
 def variable(pod: dict[str, Any], name: str) -> str:

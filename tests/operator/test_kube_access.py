@@ -79,6 +79,12 @@ def test_how_a_replica_is_chosen_is_the_routers_setting() -> None:
     assert found.tenants[0].cache_tokens == 5000
 
 
+def test_how_many_processes_a_router_has_is_said_or_left_to_it() -> None:
+    assert [settings(relays=count)["relays"] for count in (0, 2)] == [0, 2]
+    assert validate(RouterSettings, settings(relays=2)).relays == 2
+    assert "relays" not in settings()
+
+
 def test_without_keys_there_is_neither_a_folder_nor_a_secret() -> None:
     assert not {"auth", "tenant", "tenants", "admission"} & settings().keys()
     assert "access" not in [item["name"] for item in pod()["volumes"]]

@@ -99,6 +99,7 @@ def _router_settings(cluster: CacheCluster, target: Target) -> dict[str, object]
         "port": "$(port.router)",
         "admin_host": "$(host.admin)",
         "admin_port": "$(port.router-admin)",
+        **({"relays": router.relays} if router.relays is not None else {}),
         "model": {"path": "$(path.model)"},
         "policy": router.policy,
         **({"shadows": list(router.shadows)} if router.shadows else {}),

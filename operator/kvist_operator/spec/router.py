@@ -203,6 +203,13 @@ class Router(Section):
     replicas: int = Field(
         default=1, ge=1, le=256, description="Router pods; kvist up runs one. Kubernetes only. Default: 1."
     )
+    relays: int | None = Field(
+        default=None,
+        ge=0,
+        le=64,
+        description="Processes of each router that clients talk to, beside one that decides; 0: all is one "
+        "process. Default: one less than its cores, at most 8, and 0 on up to two.",
+    )
     autoscaling: Autoscaling | None = Field(
         default=None,
         description="Scale routers by CPU; replicas is where it starts. Kubernetes only. Default: none.",
