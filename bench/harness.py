@@ -228,11 +228,12 @@ def document(name: str, result: Result, argv: Sequence[str] | None = None) -> di
 
 
 def _published(arguments: Sequence[str]) -> list[str]:
-    """Arguments as anybody may give them: no file of the figures, and of paths the last part alone."""
+    """Arguments as anybody may give them: not where things are kept, and of paths the last part alone."""
     kept = list(arguments)
-    if "--json" in kept:
-        at = kept.index("--json")
-        del kept[at : at + 2]
+    for flag in ("--json", "--pieces"):
+        if flag in kept:
+            at = kept.index(flag)
+            del kept[at : at + 2]
     return [f"{flag}{equals}{Path(value).name}" for flag, equals, value in map(_split_flag, kept)]
 
 

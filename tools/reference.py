@@ -58,6 +58,7 @@ def page() -> str:
         "Fields of `spec` in a manifest; [crds/cachecluster.yaml](../crds/cachecluster.yaml) is the schema.",
         table(("field", "what"), manifest_rows()),
         "## The `kvist` command",
+        "Options are environment variables too: `KVIST_UP_PORT_ROUTER` is `--port-router` of `kvist up`.",
         *commands(),
     ]
     return "\n\n".join(parts) + "\n"
@@ -78,7 +79,9 @@ def constants(prefix: str) -> list[Row]:
 def settings(title: str, program: str, cls: type[BaseModel], prefix: str | None) -> str:
     """One program's settings, with default and description."""
     ways = (
-        f" Environment: `{prefix}` + name in upper case, `.` as `__`; flags: `--` + name, `_` as `-`."
+        f" Flags: `--` + name, `_` as `-`. Environment: `{prefix}` + name in upper case, `.` as `__`. File: "
+        "`--config FILE`, YAML with these names. A flag wins over its variable, a variable over the file; "
+        "`--print-config` prints what holds."
         if prefix
         else ""
     )
@@ -127,9 +130,15 @@ def metric_calls(tree: ast.Module) -> Iterator[Row]:
         if isinstance(node, ast.Call) and len(node.args) >= 2:
             name, text = (getattr(argument, "value", None) for argument in node.args[:2])
             if isinstance(name, str) and name.startswith("kvist_") and isinstance(text, str):
-                yield f"`{name}`", kind_of(node), ", ".join(labels_of(node, tree)), one_line(text)
+                kind = kind_of(node)
+                yield f"`{scraped(name, kind)}`", kind, ", ".join(labels_of(node, tree)), one_line(text)
         if isinstance(node, ast.For) and isinstance(node.iter, ast.Tuple):
             yield from looped_metrics(node, node.iter)
+
+
+def scraped(name: str, kind: str) -> str:
+    """The name as Prometheus has it: client libraries end counters so by themselves."""
+    return f"{name.removesuffix('_total')}_total" if kind == "counter" else name
 
 
 def looped_metrics(loop: ast.For, rows: ast.Tuple) -> Iterator[Row]:
@@ -192,6 +201,11 @@ def command_parts(command: Any, path: str) -> Iterator[str]:
     if not inner:
         yield f"### `{path}`"
         yield one_line(command.help)
+        if path == "kvist router":
+            yield (
+                "Its options are the [router settings](#router-settings), and `--replica "
+                "URL[,agent=URL][,name=NAME]` for each engine."
+            )
         rows = [option_row(parameter) for parameter in command.params if parameter.name != "help"]
         if rows:
             yield table(("option", "default", "what"), rows)

@@ -19,6 +19,12 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
     return _base(environment, "XDG_CACHE_HOME", ".cache") / "kvist"
 
 
+def hub_folder(environment: Mapping[str, str]) -> Path:
+    """Where the library of the Hugging Face hub keeps what it fetched."""
+    home = environment.get("HF_HOME") or _base(environment, "XDG_CACHE_HOME", ".cache") / "huggingface"
+    return Path(environment.get("HF_HUB_CACHE") or Path(home) / "hub")
+
+
 def expanded(path: Path, field: str) -> Path:
     """With ~ and ~user replaced; raises ConfigError naming `field` when there is no such user."""
     try:

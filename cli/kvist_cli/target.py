@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -35,9 +36,8 @@ def read(folder: RunFolder) -> ClusterState:
     """Its state; raises ConfigError when there is none."""
     state = folder.read()
     if state is None:
-        raise ConfigError(
-            f"no cluster runs in {folder.path}; `kvist status` without a name lists those of this machine"
-        )
+        here = ", ".join(known_clusters(os.environ)) or "none"
+        raise ConfigError(f"no cluster runs in {folder.path}; clusters of this machine: {here}")
     return state
 
 

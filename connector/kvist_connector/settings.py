@@ -70,9 +70,22 @@ def field_names(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, A
             yield prefix + name, field
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says which flag may be meant."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        parsed, rest = self.parse_known_args(args, namespace)
+        if rest:
+            flags = {flag for action in self._actions for flag in action.option_strings}
+            found = [likely(word.partition("=")[0], flags) for word in rest if word.startswith("--")]
+            close = f"; did you mean {found[0]}?" if found and found[0] else ""
+            self.error(f"unrecognized arguments: {' '.join(rest)}{close}")
+        return parsed
+
+
 def program_parser(prog: str, description: str, epilog: str, version: str) -> argparse.ArgumentParser:
     """The command line of a program; `add_flags` adds its settings."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=prog,
         usage="%(prog)s [--config FILE] [--SETTING VALUE ...]",
         description=description,
@@ -190,10 +203,15 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 
 def nearest(name: str, names: set[str]) -> str:
     """End of a sentence about an unknown name: the likely one, or all there are."""
-    close = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.5)
+    close = likely(name, names)
     if close:
-        return f"; did you mean {close[0]!r}?"
+        return f"; did you mean {close!r}?"
     return f"; valid: {', '.join(sorted(names))}" if names else ""
+
+
+def likely(name: str, names: set[str]) -> str:
+    """The name that may be meant; empty when none is near."""
+    return next(iter(difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.5)), "")
 
 
 def _given(field: Any, text: str, where: str) -> Any:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from kvist_operator.app import run
+from kvist_connector import imports
 
 
 def main() -> int:
     """Entry point."""
+    with imports.of_program("operator"):
+        from kvist_operator.app import run
+
     return run(sys.argv[1:])
 
 

@@ -84,7 +84,7 @@ def run(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = program_parser(
-        "kvist-operator",
+        "python -m kvist_operator",
         "Makes CacheCluster objects run: engines, caches, routers.",
         _EXAMPLES,
         f"kvist {version('kvist')}",
@@ -95,7 +95,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _release_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="kvist-operator release",
+        prog="python -m kvist_operator release",
+        usage="%(prog)s [--deployment NAME] [--config FILE] [--SETTING VALUE ...]",
         description="Takes the operator's finalizer off all CacheClusters: no deletion waits for it then.",
     )
     parser.add_argument("--deployment", metavar="NAME", help="the operator's Deployment, scaled to 0 first")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from kvist_router.app import run
+from kvist_connector import imports
 
 
 def main() -> int:
     """Entry point of the `kvist-router` script."""
+    with imports.of_program("router"):
+        from kvist_router.app import run
+
     return run(sys.argv[1:])
 
 

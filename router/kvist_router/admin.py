@@ -119,7 +119,7 @@ def describe(replica: Replica) -> dict[str, Any]:
         "prefill_measured": replica.speeds.measured,  # else a prior
         "correction": replica.speeds.correction,
         "held_seconds": replica.held_seconds,
-        "load": replica.load,
+        "load": msgspec.structs.asdict(replica.load),
     }
 
 

@@ -64,8 +64,9 @@ def test_the_command_names_programs_and_files_without_their_folders(tmp_path: Pa
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--peer", type=Path)
         parser.add_argument("--trace", type=Path)
+        parser.add_argument("--pieces", type=Path)
 
-    argv = ["--peer", str(target), f"--trace={target}", "--json", str(found)]
+    argv = ["--peer", str(target), f"--trace={target}", "--json", str(found), "--pieces", str(tmp_path)]
     harness.main("x", lambda _: bench(), add, argv)
     assert json.loads(found.read_text())["command"] == "python -m bench.x --peer x.json --trace=x.json"
 

@@ -20,7 +20,7 @@ from kvist_cli.progress import Progress
 COMMANDS = (
     *("up", "down", "status", "stats", "lookup", "clear", "pin", "unpin", "prefetch", "move", "retire"),
     *("compress", "decompress"),
-    *("demo", "model path", "model fetch-demo"),
+    *("demo", "model path", "model fetch-demo", "explain", "size", "bench eviction"),
 )
 
 
@@ -64,11 +64,34 @@ main()
 """
 
 
-@pytest.mark.parametrize("module", ["kvist_cli.app", "typer", "pydantic"])
-def test_an_interrupt_while_it_is_imported_ends_it_without_a_trace(module: str) -> None:
-    code = INTERRUPTED_IMPORT.replace("sys.argv[1]", repr(module))
+@pytest.mark.parametrize(
+    ("program", "module"),
+    [
+        *(("kvist_cli", module) for module in ("kvist_cli.app", "typer", "pydantic")),
+        ("kvist_router", "fastapi"),
+        ("kvist_connector", "msgspec"),
+        ("kvist_operator", "kopf"),
+    ],
+)
+def test_an_interrupt_while_it_is_imported_ends_it_without_a_trace(program: str, module: str) -> None:
+    code = INTERRUPTED_IMPORT.replace("sys.argv[1]", repr(module)).replace("kvist_cli", program)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("program", "package"),
+    [("router", "fastapi"), ("connector", "xxhash"), ("operator", "kopf"), ("cli", "typer")],
+)
+def test_a_program_without_its_extra_says_which_one(program: str, package: str) -> None:
+    code = (
+        f"import sys; sys.modules[{package!r}] = None; "
+        f"from kvist_{program}.__main__ import main; sys.argv = ['x', '--version']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: the Python package {package} is not installed here")
+    assert f"pip install '.[{program}]'" in done.stderr
 
 
 def test_help_needs_neither_torch_nor_vllm_nor_kubernetes() -> None:
@@ -89,10 +112,16 @@ def test_an_agent_that_does_not_answer_is_named(unused_tcp_port: int) -> None:
     ("arguments", "message"),
     [
         (["lookup", "--agent", "http://x"], "lookup: give one of --tokens, --text, --messages, --key,"),
+        (["retire", "--agent", "http://x", "--salt", "x"], "retire: give one of --tag, --tokens"),
         (["pin", "--agent", "http://x", "--all", "--tag", "x"], "pin: give one of --tokens"),
         (["pin", "--agent", "http://x", "--all", "--for", "soon"], "--for soon: must be a number of seconds"),
         (["pin", "--agent", "http://x", "--messages", "/nope"], "--messages /nope: cannot be read"),
-        (["prefetch", "--agent", "http://x", "--text", __file__], "need a router, which has the tokenizer"),
+        (["prefetch", "--agent", "http://x", "--text", __file__], "need a router, which has tokenizer"),
+        (["prefetch", "--agent", "http://x", "--all", "--tenant", "y"], "need a router, which has tokenizer"),
+        (
+            ["clear", "--agent", "http://x:1", "--replica", "y:1"],
+            "--replica y:1: no such replica; did you mean 'x:1'?",
+        ),
         (["lookup", "--agent", "http://x", "--tokens", "/nope"], "--tokens /nope: must hold token ids"),
         (["up", "-f", "/nope.yaml"], "/nope.yaml: cannot be read"),
         (["up", "-f", "/nope.yaml", "--port-engine", "70000"], "ports.engine: 70000 is not valid"),

@@ -204,7 +204,20 @@ def test_detached_it_runs_on_restarts_what_dies_and_down_ends_it(
     assert {p["name"]: p["pid"] for p in shell.status()["programs"]} | {
         "engine-1": before["engine-1"]
     } == before
-    assert shell.call("down").returncode == 0
+    down = shell.call("down")
+    assert down.returncode == 0
+    assert "agent-0 stopped" in down.stdout
+    assert shell.programs() == []
+
+
+def test_ctrl_c_of_a_detached_start_leaves_nothing(shell: Shell) -> None:
+    shell.engine(SLEEPER)
+    with shell.start("--detach", "--stop-deadline", "0.5") as up:
+        read_until(up, "engine-1 starting")
+        up.send_signal(signal.SIGINT)
+        output = up.stdout.read() if up.stdout is not None else ""
+        assert up.wait(120) == 130, output
+    assert "the supervisor ends what it has started" in output
     assert shell.programs() == []
 
 
@@ -220,7 +233,7 @@ def test_the_controls_reach_every_agent_of_the_cluster(shell: Shell, tmp_path: P
     assert moved == "replica-0: 0 chunks, 0 tokens, 0 B moved\n"
     nowhere = shell.call("move", "--all", "--to", "replica-2")
     assert nowhere.returncode != 0
-    assert "to must be a tier or one of replica-0, replica-1" in nowhere.stderr
+    assert "'replica-2' is neither a tier nor a replica; valid: memory, disk" in nowhere.stderr
     agent = f"http://127.0.0.1:{shell.ports['agent']}"
     found = shell.call("lookup", "--tokens", str(tokens), "--agent", agent, "--json")
     assert json.loads(found.stdout)[agent.removeprefix("http://")]["hit_tokens"] == 0

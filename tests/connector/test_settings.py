@@ -148,6 +148,13 @@ def test_wrong_configuration_exits_with_2(capsys):
     assert "socket: required" in capsys.readouterr().err
 
 
+def test_an_unknown_flag_gets_the_nearest_one(capsys):
+    with pytest.raises(SystemExit) as caught:
+        run(["--replica", "r", "--disk.pth=/d"])
+    assert caught.value.code == 2
+    assert "unrecognized arguments: --disk.pth=/d; did you mean --disk.path?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flag", ["--help", "--version"])
 def test_help_and_version(capsys, flag):
     with pytest.raises(SystemExit) as caught:

@@ -20,6 +20,7 @@ REFUSED = {
     "retire": ("--tag", "x", "--revision", "y"),
     "move": ("--tag", "x", "--to", "redis"),
     "lookup": ("--key", "zz"),
+    "clear": ("--lora", "support"),
 }
 
 
@@ -52,6 +53,18 @@ async def test_a_lookup_for_scripts_says_who_is_missing(admin: str) -> None:
     done = await run("lookup", "--all", "--router", admin, "--json")
     found = json.loads(done.output)
     assert (done.exit_code, found["incomplete"], found["whole"]["hit_chunks"]) == (1, ["bare"], 0)
+
+
+async def test_one_replica_alone_is_asked(admin: str) -> None:
+    done = await run("lookup", "--all", "--router", admin, "--replica", "whole", "--json")
+    assert (done.exit_code, list(json.loads(done.output))) == (0, ["whole"])
+    wrong = await run("clear", "--router", admin, "--replica", "hole")
+    assert (wrong.exit_code, "hole" in wrong.output) == (1, True)
+
+
+async def test_a_tenant_is_the_routers_to_know(admin: str) -> None:
+    done = await run("lookup", "--key", "00" * 16, "--tenant", "batch", "--router", admin)
+    assert (done.exit_code, "tenant goes with tokens, text or messages" in done.output) == (1, True)
 
 
 async def test_everything_cannot_be_retired() -> None:

@@ -126,6 +126,7 @@ async def test_a_text_means_the_chunks_of_its_tokens(cluster, router, http) -> N
         ("lookup", {"messages": 5}, "messages"),
         ("retire", {"tag": "a", "replicas": []}, "replicas"),
         ("lookup", {"tokens": TOKENS, "tenant": "x"}, "tenant"),
+        ("clear", {"tenant": "x"}, "tenant"),
         ("lookup", [1], "body"),
     ],
 )

@@ -49,6 +49,8 @@ async def test_a_dry_run_tells_what_a_request_would_meet_and_leaves_no_trace(two
         found = await answer.json()
     assert (found["replica"], found["predicted_tokens"]) == (before.replica, 512)
     assert {item["replica"] for item in found["considered"]} == {"a", "b"}
+    # What computing itself costs is a part of the choice, so it is told.
+    assert all((item["work"] > 0) == (item["recompute"] > 0) for item in found["considered"])
     assert found["outcome"] == "not sent"
     mind = running.mind
     assert (len(mind.in_flight), [item.id for item in mind.records.latest(9)]) == (0, [before.id])

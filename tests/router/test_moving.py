@@ -126,7 +126,8 @@ async def test_where_to_is_a_tier_or_a_replica(cluster, move) -> None:
     for wrong in ("z", 1, None):
         status, answer = await move(all=True, to=wrong)
         assert (status, answer["error"]["param"]) == (400, "to")
-        assert "one of a, b, c" in answer["error"]["message"]
+        assert f"{wrong!r} is neither a tier nor a replica" in answer["error"]["message"]
+        assert answer["error"]["message"].endswith("valid: memory, disk, redis, object, a, b, c")
 
 
 async def test_at_the_deadline_what_was_not_moved_stays_and_is_said(cluster, router, http) -> None:

@@ -73,8 +73,8 @@ def lookup(chosen: Chosen) -> None:
 def _hit(answer: dict[str, Any]) -> str:
     tiers = sorted({tier for chunk in answer["chunks"] for tier in chunk["tiers"]})
     places = ", ".join(tiers) or "nowhere"
-    hit = f"{counted(answer['hit_chunks'], 'chunk')}, {counted(answer['hit_tokens'], 'token')}"
-    return f"{hit} ({places})"
+    hit = f"{answer['hit_chunks']} of {counted(len(answer['chunks']), 'chunk')}"
+    return f"{hit}, {counted(answer['hit_tokens'], 'token')} ({places})"
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

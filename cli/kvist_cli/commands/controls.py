@@ -136,7 +136,7 @@ def register(app: typer.Typer) -> None:
     app.command("move", epilog=_MOVE)(selecting(move))
     app.command("compress", epilog=_COMPRESS)(selecting(compress))
     app.command("decompress", epilog=_DECOMPRESS)(selecting(decompress))
-    app.command("retire", epilog=_RETIRE)(selecting(retire, without_all=True))
+    app.command("retire", epilog=_RETIRE)(selecting(retire, left_out=("all", "replica")))
 
 
 def clear(
@@ -213,8 +213,13 @@ def retire(
     dry_run: DryRun = False,
 ) -> None:
     """Take authority from cached state: by tag, token prefix, LoRA adapter or model revision."""
-    body = chosen.body("retire", required=False) | {"dry_run": dry_run}
+    body = chosen.body("retire", required=False)
     body |= {} if revision is None else {"revision": revision}
+    if not body.keys() - {"salt", "lora_revision", "tenant"}:
+        raise ConfigError(
+            "retire: give one of --tag, --tokens, --text, --messages, --key, --lora, --revision"
+        )
+    body |= {"dry_run": dry_run}
     _show(chosen, answers(chosen, PATH_RETIRE, body, prefer_router=True), "retired")
 
 

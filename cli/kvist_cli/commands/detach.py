@@ -11,6 +11,7 @@ from typing import Final
 
 from rich.console import Console
 
+from kvist_cli.commands.phases import report
 from kvist_cli.local import ClusterError, Event, EventKind, Options
 from kvist_cli.local.cluster import claim, start_deadline
 from kvist_cli.local.prepare import prepare, run_folder
@@ -21,14 +22,6 @@ from kvist_operator.plan import Role
 from kvist_operator.spec import CacheCluster
 
 _POLL: Final = 0.2
-_KINDS: Final = {
-    Phase.STARTING: EventKind.STARTING,
-    Phase.READY: EventKind.READY,
-    Phase.RESTARTING: EventKind.RESTARTING,
-    Phase.STOPPING: EventKind.STOPPING,
-    Phase.STOPPED: EventKind.STOPPED,
-    Phase.FAILED: EventKind.FAILED,
-}
 
 
 def start_detached(file: Path, manifest: CacheCluster, options: Options, console: Console) -> None:
@@ -52,9 +45,23 @@ def start_detached(file: Path, manifest: CacheCluster, options: Options, console
                 start_new_session=True,
             )
         deadline = time.monotonic() + start_deadline(prepared.processes)
-        state = _watch(child, folder, progress, deadline, log)
+        try:
+            state = _watch(child, folder, progress, deadline, log)
+        except KeyboardInterrupt:
+            _end(child, options, progress)
+            raise
     url = next((p.url for p in state.programs if p.role is Role.ROUTER), "")
     console.print(f"ready: {url}/v1  (supervisor pid {child.pid}; end it with `kvist down {manifest.name}`)")
+
+
+def _end(child: subprocess.Popen[bytes], options: Options, progress: Progress) -> None:
+    """Who interrupts a start does not want it to go on unseen: SIGTERM is the supervisor's Ctrl-C."""
+    progress.on_event(Event(EventKind.NOTE, "", "interrupted: the supervisor ends what it has started"))
+    child.terminate()
+    try:
+        child.wait(3 * options.stop_deadline + options.flush_deadline)
+    except subprocess.TimeoutExpired:
+        progress.on_event(Event(EventKind.NOTE, "", f"supervisor (pid {child.pid}) does not end"))
 
 
 def flags(options: Options) -> list[str]:
@@ -77,7 +84,7 @@ def _watch(
     while time.monotonic() < deadline:
         state = folder.read()
         if state is not None and state.supervisor.pid == child.pid:
-            _report(state, seen, progress)
+            report(state, seen, progress)
             if all(p.phase is Phase.READY for p in state.programs):
                 return state
         if child.poll() is not None:
@@ -87,10 +94,3 @@ def _watch(
             )
         time.sleep(_POLL)
     raise ClusterError(f"not ready in time; it goes on in the background, see {log}")
-
-
-def _report(state: ClusterState, seen: dict[str, Phase], progress: Progress) -> None:
-    for program in state.programs:
-        if program.phase is not seen.get(program.name) and program.phase in _KINDS:
-            seen[program.name] = program.phase
-            progress.on_event(Event(_KINDS[program.phase], program.name, program.message))

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from kvist_cli import target
 from kvist_cli.commands.options import ClusterName, FlushDeadline, RunDir, StopDeadline
+from kvist_cli.commands.phases import report
 from kvist_cli.local import ClusterError, Options, leftovers
 from kvist_cli.local.identity import alive
 from kvist_cli.local.state import ClusterState, RunFolder
@@ -66,12 +67,16 @@ def _ask_supervisor(
         time.sleep(_POLL)
         os.kill(state.supervisor.pid, signal.SIGTERM)
     end = time.monotonic() + 3 * options.stop_deadline + options.flush_deadline
-    while alive(state.supervisor):
-        if time.monotonic() > end:
-            out.print("supervisor does not end, killing it")
-            os.kill(state.supervisor.pid, signal.SIGKILL)
-            break
-        time.sleep(_POLL)
+    seen = {program.name: program.phase for program in state.programs}
+    with Progress(out) as progress:
+        while alive(state.supervisor):
+            if time.monotonic() > end:
+                out.print("supervisor does not end, killing it")
+                os.kill(state.supervisor.pid, signal.SIGKILL)
+                break
+            if (now := folder.read()) is not None:
+                report(now, seen, progress)
+            time.sleep(_POLL)
 
 
 def _end_leftovers(folder: RunFolder, options: Options, out: Console, *, flush: bool) -> None:

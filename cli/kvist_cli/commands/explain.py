@@ -19,7 +19,8 @@ from kvist_connector.errors import ConfigError
 from kvist_connector.names import PATH_EXPLAIN
 
 _DEADLINE: Final = 35.0
-_PARTS: Final = ("queue", "space", "load", "pending", "recompute", "delays")
+_PARTS: Final = ("queue", "space", "load", "pending", "recompute", "total", "delays", "work")
+_TITLES: Final = (*_PARTS[:5], "TTFT", *_PARTS[6:], "cost")
 _HELP: Final = """
 Examples:
 
@@ -28,7 +29,8 @@ Examples:
   kvist explain request.json --router http://127.0.0.1:8081 --json
 
 The file holds a chat or completion request as a client would send it; - for standard input. Nothing is sent
-to an engine. Times are seconds; delays are what all other requests would lose together.
+to an engine. Times are seconds; TTFT is the sum of the parts before it, delays are what all other requests
+would lose together, work is what computing costs whoever comes next. The least cost is taken.
 """
 
 File = Annotated[
@@ -68,9 +70,10 @@ def explain(
 
 
 def _table(record: dict[str, Any]) -> Table:
-    table = Table("replica", "reused", *_PARTS, "TTFT", box=None)
+    table = Table("replica", "reused", *_TITLES, box=None)
     for item in record["considered"]:
-        parts = (f"{item[part]:.3f}" for part in (*_PARTS, "total"))
+        cost = item["total"] + item["delays"] + item["work"]
+        parts = (f"{seconds:.3f}" for seconds in (*(item[part] for part in _PARTS), cost))
         table.add_row(item["replica"], str(item["reused_tokens"]), *parts)
     return table
 

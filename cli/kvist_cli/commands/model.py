@@ -6,10 +6,11 @@ import os
 from typing import Annotated, Final
 
 import typer
+from rich.console import Console
 
 from kvist_cli import models
 from kvist_cli.commands.options import AsJson
-from kvist_cli.output import console, print_json
+from kvist_cli.output import print_json
 
 _FETCH: Final = """
 Examples:
@@ -50,4 +51,5 @@ def _show(folder: str, json: bool) -> None:
 
 
 def _remark(text: str) -> None:
-    console().print(text, style="dim", markup=False)
+    # Beside the answer, which scripts read.
+    Console(stderr=True, highlight=False, soft_wrap=True).print(text, style="dim", markup=False)

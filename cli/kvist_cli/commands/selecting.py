@@ -6,19 +6,22 @@ import functools
 import inspect
 import json as jsonlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from rich.console import Console
 
 from kvist_cli import target
 from kvist_cli.asking import AskError, ask, ask_all
 from kvist_cli.commands.options import Agents, AsJson, ClusterName, RouterAdmin, RunDir, TokenFile
 from kvist_cli.output import console, print_json
+from kvist_cli.progress import Waiting
 from kvist_connector.errors import ConfigError
 from kvist_connector.quantity import counted, format_bytes
+from kvist_connector.settings import nearest
 
 # A shared tier is listed and emptied meanwhile, or a long prefix read from it.
 CONTROL_DEADLINE: Final = 120.0
@@ -41,6 +44,13 @@ Everything = Annotated[bool, _option("--all", text="All chunks.")]
 Salt = Annotated[str, _option(text="Cache salt of the request.")]
 Lora = Annotated[str, _option(text="LoRA adapter of the request.")]
 LoraRevision = Annotated[str, _option(text="Revision of the LoRA adapter, as the engine's log says it.")]
+Tenant = Annotated[
+    str | None, _option(text="Tenant of the request, in place of its salt; the router knows it.")
+]
+Replicas = Annotated[
+    list[str],
+    typer.Option("--replica", metavar="NAME", help="At this replica alone; repeatable. Default: all."),
+]
 
 _SELECTORS: Final[tuple[tuple[str, Any, Any], ...]] = (
     ("name", ClusterName, None),
@@ -53,8 +63,10 @@ _SELECTORS: Final[tuple[tuple[str, Any, Any], ...]] = (
     ("salt", Salt, ""),
     ("lora", Lora, ""),
     ("lora_revision", LoraRevision, ""),
+    ("tenant", Tenant, None),
 )
 _TARGETS: Final[tuple[tuple[str, Any, Any], ...]] = (
+    ("replica", Replicas, []),
     ("run_dir", RunDir, None),
     ("agent", Agents, []),
     ("router", RouterAdmin, None),
@@ -77,6 +89,8 @@ class Chosen:
     salt: str
     lora: str
     lora_revision: str
+    tenant: str | None
+    replica: list[str]
     run_dir: Path | None
     agent: list[str]
     router: str | None
@@ -86,7 +100,7 @@ class Chosen:
     @property
     def by_router(self) -> bool:
         """Whether only a router can tell which chunks are meant."""
-        return self.text is not None or self.messages is not None
+        return any(given is not None for given in (self.text, self.messages, self.tenant))
 
     def body(self, command: str, required: bool = True) -> Answer:
         """The selection as the HTTP API takes it; raises ConfigError."""
@@ -101,21 +115,26 @@ class Chosen:
         used = [way for way in ways.values() if way]
         if len(used) > 1 or (required and not used):
             raise ConfigError(f"{command}: give one of {', '.join(ways)}")
-        more = {"salt": self.salt, "lora": self.lora, "lora_revision": self.lora_revision}
+        more = {
+            "salt": self.salt,
+            "lora": self.lora,
+            "lora_revision": self.lora_revision,
+            "tenant": self.tenant,
+        }
         return (used[0] if used else {}) | {field: value for field, value in more.items() if value}
 
 
-def selecting(function: Callable[..., None], without_all: bool = False) -> Callable[..., None]:
+def selecting(function: Callable[..., None], left_out: Collection[str] = ()) -> Callable[..., None]:
     """Give a command the options of selection and target; it gets them as its first argument."""
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-    left_out = {"all": False} if without_all else {}
-    front = _parameters(option for option in _SELECTORS if option[0] not in left_out)
-    back = _parameters(_TARGETS)
+    absent = {name: default for name, _, default in (*_SELECTORS, *_TARGETS) if name in left_out}
+    front = _parameters(option for option in _SELECTORS if option[0] not in absent)
+    back = _parameters(option for option in _TARGETS if option[0] not in absent)
 
     @functools.wraps(function)
     def command(**given: Any) -> None:
         rest = {parameter.name: given.pop(parameter.name) for parameter in own}
-        function(Chosen(**(given | left_out)), **rest)
+        function(Chosen(**(given | absent)), **rest)
 
     ordered = [*front, *(parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own), *back]
     command.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
@@ -134,18 +153,33 @@ def answers(chosen: Chosen, path: str, body: Answer, prefer_router: bool = False
     """What each replica says, through the router where it is needed; raises AskError."""
     token = target.token(chosen.token_file)
     admin = None if chosen.agent else _admin(chosen, prefer_router)
+    waiting = Waiting(Console(stderr=True), path.rpartition("/")[2])
     if admin is not None:
-        said = ask("POST", admin + path, body, CONTROL_DEADLINE, token)
+        body |= {"replicas": chosen.replica} if chosen.replica else {}
+        with waiting:
+            said = ask("POST", admin + path, body, CONTROL_DEADLINE, token)
         return Found(said["replicas"], said["incomplete"])
     if chosen.by_router:
-        raise ConfigError("--text and --messages need a router, which has the tokenizer: give --router URL")
-    urls = target.agent_urls(chosen.name, chosen.run_dir, chosen.agent, os.environ)
-    found = ask_all("POST", {name: url + path for name, url in urls.items()}, body, CONTROL_DEADLINE, token)
+        raise ConfigError(
+            "--text, --messages and --tenant need a router, which has tokenizer and secret: give --router URL"
+        )
+    urls = _those(target.agent_urls(chosen.name, chosen.run_dir, chosen.agent, os.environ), chosen.replica)
+    with waiting:
+        found = ask_all(
+            "POST", {name: url + path for name, url in urls.items()}, body, CONTROL_DEADLINE, token
+        )
     for answer in found.values():
         refusal = refusal_of(answer)
         if refusal is not None:
             raise AskError(refusal)
     return Found(found, [])
+
+
+def _those(urls: dict[str, str], names: list[str]) -> dict[str, str]:
+    for name in names:
+        if name not in urls:
+            raise ConfigError(f"--replica {name}: no such replica{nearest(name, set(urls))}")
+    return {name: url for name, url in urls.items() if not names or name in names}
 
 
 def refusal_of(answer: Answer) -> str | None:

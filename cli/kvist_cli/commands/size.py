@@ -51,10 +51,12 @@ def size(
     memory: Annotated[str | None, typer.Option(help="Memory tier, such as 64Gi. Default: manifest.")] = None,
     disk: Annotated[str | None, typer.Option(help="Disk tier, such as 1Ti. Default: manifest.")] = None,
     kv_dtype: Annotated[
-        str | None, typer.Option(help="Type of numbers in the KV cache. Default: the model's.")
+        str | None,
+        typer.Option(help="Type of numbers in the KV cache, such as bfloat16 or fp8. Default: the model's."),
     ] = None,
     prefill: Annotated[
-        float | None, typer.Option(min=1e-3, help="Prompt tokens computed per second.")
+        float | None,
+        typer.Option(min=1e-3, help="Prompt tokens computed per second. Default: none, no break-even."),
     ] = None,
     latency: Annotated[float, typer.Option(min=0, help="Seconds until a tier's first byte.")] = 0.0,
     json: AsJson = False,

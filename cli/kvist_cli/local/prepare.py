@@ -95,7 +95,8 @@ def on_cpu(cluster: CacheCluster, environment: Mapping[str, str]) -> bool:
     wished = cluster.spec.engine.device
     if wished == "cuda" and machine.cpu_build_installed():
         raise ConfigError(
-            "spec.engine.device: 'cuda' is not possible: the CPU build of vLLM is installed here"
+            "spec.engine.device: 'cuda' is not possible: the CPU build of vLLM is installed here; give auto "
+            "or cpu, or start it from an environment with vLLM for CUDA (docs/install.md)"
         )
     if wished != "auto":
         return wished == "cpu"

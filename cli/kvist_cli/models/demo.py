@@ -60,7 +60,13 @@ def _convert(source: Path, target: Path, environment: Mapping[str, str], on_prog
     try:
         # Nothing is to be asked from the hub: all of the model is in the file.
         offline = {**environment, "HF_HUB_OFFLINE": "1"}
-        run_worker("kvist_cli.models.convert_gguf", [str(source), str(partial)], offline, _CONVERT_DEADLINE)
+        run_worker(
+            "kvist_cli.models.convert_gguf",
+            [str(source), str(partial)],
+            offline,
+            _CONVERT_DEADLINE,
+            lambda seconds: on_progress(f"converting {source.name}: {seconds:.0f} s"),
+        )
         partial.replace(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from kvist_cli.folders import hub_folder
 from kvist_cli.models.demo import DEMO_MODEL, demo_model
 from kvist_cli.models.worker import run_worker
 from kvist_connector.errors import ConfigError
+from kvist_connector.quantity import format_bytes
 
 _FETCH_DEADLINE: Final = 6 * 3600.0
 _FIELD: Final = "spec.model.name"
@@ -50,7 +52,18 @@ def _find(
         return _folder(folder, mark)
     on_progress(f"looking for {name} in the Hugging Face cache, then on the hub")
     arguments = [name] if revision is None else [name, revision]
-    return Path(run_worker("kvist_cli.models.fetch_hub", arguments, environment, _FETCH_DEADLINE))
+
+    def still(seconds: float) -> None:
+        there = format_bytes(_fetched(name, environment))
+        on_progress(f"{name}: {there} in the Hugging Face cache after {seconds:.0f} s")
+
+    return Path(run_worker("kvist_cli.models.fetch_hub", arguments, environment, _FETCH_DEADLINE, still))
+
+
+def _fetched(name: str, environment: Mapping[str, str]) -> int:
+    """Bytes of a model in the cache of the hub's library, whole files and parts."""
+    blobs = hub_folder(environment) / f"models--{name.replace('/', '--')}" / "blobs"
+    return sum(file.stat().st_size for file in blobs.glob("*")) if blobs.is_dir() else 0
 
 
 def _folder(folder: Path, mark: str) -> Path:

@@ -33,9 +33,10 @@ _EXAMPLES = """examples:
   python -m kvist_connector --replica r0 --socket /run/kvist/r0.sock --arena /dev/shm/r0.arena --memory 4Gi
   python -m kvist_connector --config agent.yaml --disk.path /var/cache/kvist --disk.size 100Gi
   KVIST_AGENT_MEMORY=0 python -m kvist_connector --config agent.yaml     # index only
+  python -m kvist_connector drain --help                                 # before its engine goes
 
-Every flag is also a name in the YAML file and an environment variable: --disk.size is
-disk: {size: ...} and KVIST_AGENT_DISK__SIZE."""
+A flag wins over its environment variable (in brackets), a variable over the file, where --disk.size
+is disk: {size: ...}. `kvist-agent` and `python -m kvist_connector` are the same program."""
 _EXIT_CONFIG = 2
 _EXIT_FAILED = 1
 _THREADS = 4
@@ -52,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
         _EXAMPLES,
         f"kvist-agent {__version__}",
     )
-    configuration.add_flags(parser, AgentSettings)
+    configuration.add_flags(parser, AgentSettings, names.ENV_AGENT)
     given = parser.parse_args(arguments)
     try:
         settings = configuration.load(AgentSettings, given, os.environ, names.ENV_AGENT)

@@ -204,7 +204,7 @@ class Edits:
     async def _recode(self, asked: RecodeBody, compression: Compression) -> dict[str, Any]:
         if asked.tier == Tier.MEMORY.label:
             raise RequestError("chunks in memory are never compressed: name a tier below it", "tier")
-        tiers = [tier for tier in self._tiers(asked.tier) if tier not in (Tier.MEMORY, Tier.PEER)]
+        tiers = [tier for tier in self._tiers(asked.tier, below=True) if tier not in (Tier.MEMORY, Tier.PEER)]
         done: list[tuple[Chunk, int, int]] = []
         missing = 0
         for chunk in await self._found(asked):
@@ -303,13 +303,20 @@ class Edits:
     def _is_in(self, key: bytes, tier: Tier) -> bool:
         return tier in self._core.catalog.tiers_of(key)
 
-    def _tiers(self, label: str) -> list[Tier]:
-        return [Tier.MEMORY, *self._lower] if label == ALL_TIERS else [self._tier(label, "tier", ALL_TIERS)]
+    def _tiers(self, label: str, below: bool = False) -> list[Tier]:
+        if label == ALL_TIERS:
+            return [Tier.MEMORY, *self._lower]
+        return [self._tier(label, "tier", ALL_TIERS, below=below)]
 
-    def _tier(self, label: str, field: str, *more: str) -> Tier:
+    def _tier(self, label: str, field: str, *more: str, below: bool = False) -> Tier:
         labels = {tier.label: tier for tier in (Tier.MEMORY, *self._lower)}
         if label not in labels:
-            raise RequestError(f"{label!r} is not a tier here; valid: {', '.join((*more, *labels))}", field)
+            named = (
+                name
+                for name, tier in labels.items()
+                if tier not in (Tier.MEMORY if below else None, Tier.PEER)
+            )
+            raise RequestError(f"{label!r} is not a tier here; valid: {', '.join((*more, *named))}", field)
         return labels[label]
 
     @property

@@ -57,7 +57,9 @@ class Handover:
         """The selected chunks that this agent has to itself, and what hangs on them; parents first."""
         asked = typed(body, OfferBody)
         if not self.port:
-            raise TierError("nobody can read from this agent: set peer.host")
+            raise TierError(
+                "nobody can read from this agent: set peer.host (cache.peers.enabled in a manifest)"
+            )
         catalog = self._core.catalog
         keys = with_descendants(catalog, select(asked, catalog, self._core.memory.layout))
         chunks = [chunk for chunk in map(catalog.get, keys) if chunk is not None and self._has(chunk.key)]
@@ -120,7 +122,9 @@ class Handover:
     async def _read(self, source: str, lacking: Sequence[tuple[bytes, bytes, int]]) -> None:
         peers = self._lower.get(Tier.PEER)
         if not isinstance(peers, PeerTier):
-            raise TierError("this agent reads from nobody: set peer.host or peer.urls")
+            raise TierError(
+                "this agent reads from nobody: set peer.host or peer.urls (cache.peers.enabled in a manifest)"
+            )
         wanted = self._reachable(lacking)
         await peers.expect(source, wanted)
         keys = [key for key, _, _ in wanted]

@@ -113,7 +113,10 @@ class Api:
         return await handler(request)
 
     def _change(self, choose: Callable[[Controls], Callable[[dict[str, Any]], Awaitable[object]]]) -> Handler:
-        """A control that changes something: it leaves a line in the audit log, a refused one as well."""
+        """A control that changes something: it leaves a line in the audit log, a refused one as well.
+
+        What routers merge every few seconds, and is known already, leaves none.
+        """
 
         async def handle(request: web.Request) -> web.StreamResponse:
             body = await _body(request)
@@ -124,7 +127,8 @@ class Api:
                 answer = str(error)
                 raise
             finally:
-                if not body.get("dry_run"):
+                known = isinstance(answer, dict) and answer.get("changed") is False
+                if not (known or body.get("dry_run")):
                     audit(request.path, request.remote or "local socket", body, answer)
             return _json(answer)
 

@@ -6,8 +6,8 @@ Gauges and counters are read from the agent's state at scrape time; only histogr
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -80,16 +80,18 @@ class _StateCollector(Collector):
         """All families."""
         yield from self._tiers()
         yield from self._gauges()
-        yield _counter(
-            "kvist_agent_events",
-            "Things that happened, by kind",
-            (
-                self._core.counts,
-                self._core.quotas.counts,
-                self._core.loader.counts,
-                self._writebehind.counts,
-            ),
+        events = CounterMetricFamily(
+            "kvist_agent_events", "Things that happened, by kind", labels=[names.LABEL_REASON]
         )
+        for counts in (
+            self._core.counts,
+            self._core.quotas.counts,
+            self._core.loader.counts,
+            self._writebehind.counts,
+        ):
+            for reason, count in counts.items():
+                events.add_metric([reason], count)
+        yield events
         errors = CounterMetricFamily(
             "kvist_agent_tier_events",
             "Events of a lower tier, by kind",
@@ -164,11 +166,3 @@ class _StateCollector(Collector):
             ("loop_stall_p99_seconds", "How late the event loop was, 99th percentile", self._stall()),
         ):
             yield GaugeMetricFamily("kvist_agent_" + name, text, value=value)
-
-
-def _counter(name: str, text: str, counts: Iterable[Counter[str]]) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, text, labels=[names.LABEL_REASON])
-    for group in counts:
-        for event, count in group.items():
-            family.add_metric([event], count)
-    return family

@@ -91,7 +91,7 @@ class Retire:
         return await self._to_the_end(take()) | {"dry_run": asked.dry_run}
 
     async def merge(self, body: dict[str, Any]) -> dict[str, Any]:
-        """What others know. Raises TierError."""
+        """What others know; `changed`: whether any of it was new. Raises TierError."""
         given = typed(body, RetiredBody).retired
         if len(given.rules) > MAX_RULES or any(epoch > given.epoch for epoch in given.rules.values()):
             raise RequestError(f"at most {MAX_RULES} rules, none of a later epoch than `epoch`", "retired")
@@ -104,7 +104,7 @@ class Retire:
             if before != self.known:
                 # Not waited for: whoever asks sends no request here meanwhile.
                 self._owe()
-            return answer
+            return answer | {"changed": before != self.known}
 
         return await self._to_the_end(take()) | {"retired": self.known}
 

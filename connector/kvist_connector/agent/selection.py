@@ -6,7 +6,7 @@ Texts and messages are rendered and tokenized by the router, which asks agents w
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -15,6 +15,7 @@ from kvist_connector.keys import KEY_BYTES, chunk_keys, root_key
 from kvist_connector.protocol.engine import Layout
 
 B = TypeVar("B", bound=msgspec.Struct)
+OF_TOKENS: Final = ("salt", "lora", "lora_revision")
 
 
 class RequestError(ValueError):
@@ -57,6 +58,11 @@ def given(selector: Selector) -> str:
     used += ["all"] * selector.all
     if len(used) > 1:
         raise RequestError(f"give only one of {', '.join(used)}", used[1])
+    # Not left out of account: `clear` of an adapter alone would be `clear` of everything.
+    if used != ["tokens"] and (lost := [name for name in OF_TOKENS if getattr(selector, name)]):
+        raise RequestError(
+            f"{lost[0]} is part of a prompt's keys: give it with tokens, or leave it out", lost[0]
+        )
     return used[0] if used else ""
 
 

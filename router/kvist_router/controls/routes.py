@@ -39,6 +39,7 @@ CONTROLS = (
     names.PATH_RETIRE,
 )
 _TIERS = tuple(tier.label for tier in Tier)
+_TARGETS = tuple(tier.label for tier in (Tier.MEMORY, Tier.DISK, Tier.REDIS, Tier.OBJECT))
 _SUMS = ("chunks", "tokens", "bytes")
 _audit = logging.getLogger("kvist.audit")
 
@@ -80,7 +81,8 @@ class ClusterControls:
     def _target(self, name: object) -> Replica:
         found = self.replicas.get(name) if isinstance(name, str) else None
         if found is None:
-            raise wrong(f"to must be a tier or one of {', '.join(sorted(self.replicas))}", "to")
+            known = ", ".join((*_TARGETS, *sorted(self.replicas)))
+            raise wrong(f"to: {name!r} is neither a tier nor a replica; valid: {known}", "to")
         return found
 
     def _chosen(self, wanted: object) -> list[Replica]:

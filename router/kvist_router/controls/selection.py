@@ -38,6 +38,11 @@ class Selections:
         elif "messages" in body:
             sent["tokens"] = await self._tokens({"messages": body["messages"]}, body, "chat")
         if "tenant" in body:
+            if "tokens" not in sent:
+                raise wrong(
+                    "tenant goes with tokens, text or messages; what a quota counts has the tag tenant:NAME",
+                    "tenant",
+                )
             sent["salt"] = self._salt(body["tenant"])
         return sent
 

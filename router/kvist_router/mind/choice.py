@@ -107,7 +107,7 @@ def work(candidate: Candidate, mean: float) -> float:
 def tie_band(
     candidates: Sequence[Candidate], weights: Weights | None = None, unheard: int = 0
 ) -> list[Candidate]:
-    """The candidates whose cost to all, predicted TTFT and delays, counts as equal to the least.
+    """The candidates whose cost to all, predicted TTFT, delays and work, counts as equal to the least.
 
     Each router whose dispatches are not known makes costs as much less certain as the band is wide.
     """

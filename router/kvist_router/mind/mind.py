@@ -24,7 +24,7 @@ from kvist_router.access.salt import tenant_salt
 from kvist_router.errors import Refused
 from kvist_router.metrics import MindMetrics
 from kvist_router.mind.admission.gate import Gate
-from kvist_router.mind.choice import Candidate, Policy, delays
+from kvist_router.mind.choice import Candidate, Policy, Weights, delays, work
 from kvist_router.mind.eligible import model_of
 from kvist_router.mind.inflight import Elsewhere, InFlight, InFlightMap
 from kvist_router.mind.interface import Decision, Metadata, Refusal, Report
@@ -408,9 +408,7 @@ class LocalMind:
             tokens_from=question.prompts.source,
             streamed=question.request.stream,
             beyond_plain=sorted(question.prompts.used),
-            considered=[
-                _considered(item.candidate, self._settings.weights.standstill) for item in decided.considered
-            ],
+            considered=_costs([item.candidate for item in decided.considered], self._settings.weights),
             attempts=[*metadata.exclude, chosen.replica.name],
             last_chunk_key=chosen.keys[-1].hex() if comparable and chosen.keys else "",
             tenant=metadata.tenant,
@@ -418,19 +416,24 @@ class LocalMind:
         )
 
 
-def _considered(item: Candidate, standstill: float) -> Considered:
-    cost = item.cost
-    return Considered(
-        item.name,
-        cost.total,
-        cost.queue,
-        cost.load,
-        cost.pending,
-        cost.recompute,
-        cost.reused,
-        cost.space,
-        delays(item, standstill),
-    )
+def _costs(candidates: list[Candidate], weights: Weights) -> list[Considered]:
+    mean = sum(item.lately for item in candidates) / len(candidates)
+    return [
+        Considered(
+            item.name,
+            cost.total,
+            cost.queue,
+            cost.load,
+            cost.pending,
+            cost.recompute,
+            cost.reused,
+            cost.space,
+            delays(item, weights.standstill),
+            work(item, mean),
+        )
+        for item in candidates
+        for cost in [item.cost]
+    ]
 
 
 def _prefix(keys: list[bytes]) -> bytes:

@@ -25,6 +25,7 @@ class Considered(msgspec.Struct, frozen=True, gc=False):
     reused_tokens: int
     space: float = 0.0
     delays: float = 0.0  # seconds that other requests lose together
+    work: float = 0.0  # what the computing costs whoever is there, in seconds
 
 
 class Actual(msgspec.Struct, frozen=True):

@@ -268,6 +268,8 @@ async def test_tags_of_every_request_that_uses_a_chunk_count(agent):
         ({"text": "hello"}, "text"),
         ({"messages": []}, "messages"),
         ({"keys": ["zz"]}, "keys"),
+        ({"tag": "x", "salt": "y"}, "salt"),
+        ({"all": True, "lora_revision": "2"}, "lora_revision"),
         ({"tokens": [-1] * 8}, "tokens"),
         ({"tokens": [1], "seconds": 0}, "seconds"),
         ({"nonsense": 1}, None),
@@ -278,3 +280,11 @@ async def test_a_wrong_selection_names_its_field(agent, body, field):
     with pytest.raises(RequestError) as error:
         await harness.parts.controls.edits.pin(body)
     assert error.value.field == field
+
+
+async def test_an_adapter_alone_does_not_clear_everything(agent):
+    harness, _ = agent
+    with pytest.raises(RequestError) as error:
+        await harness.parts.controls.edits.clear({"lora": "support"})
+    assert error.value.field == "lora"
+    assert (await harness.parts.controls.lookup({"all": True}))["chunks"]

@@ -276,7 +276,9 @@ async def test_what_others_know_is_taken_over(world):
     await world.store(CHAINS[0], ("a",))
     known = Retired().with_rule("tag", "a", 40)
     did = await world.retire.merge({"retired": msgspec.to_builtins(known)})
-    assert (did["chunks"], world.retire.known) == (3, known)
+    assert (did["chunks"], did["changed"], world.retire.known) == (3, True, known)
+    again = await world.retire.merge({"retired": msgspec.to_builtins(known)})
+    assert (again["chunks"], again["changed"]) == (0, False)
     await world.restart()
     assert world.retire.known == known
 

@@ -1,6 +1,6 @@
 """`kvist`: the least cost to all; equal ones by outstanding prefill tokens, then reuse, then at random.
 
-Cost = predicted TTFT (mind/cost.py) + delays of others (`choice.delays`).
+Cost = predicted TTFT (mind/cost.py) + delays of others (`choice.delays`) + work (`choice.work`).
 """
 
 from __future__ import annotations
@@ -25,5 +25,5 @@ class KvistPolicy:
         band = tie_band(candidates, self._weights, unheard)
         chosen = least_outstanding(band, random)
         if len(band) == 1:
-            return Choice(chosen.name, "least predicted TTFT and delay of others")
+            return Choice(chosen.name, "least cost to all: its own TTFT, delays of others, work")
         return Choice(chosen.name, f"fewest outstanding tokens of {len(band)} with equal cost")
