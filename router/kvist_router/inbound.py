@@ -32,7 +32,8 @@ class Inbound(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._heads = 0  # whole ones so far
         self._in_body = False
-        self._bytes = 0  # of the head that is coming
+        self._bytes = 0  # of the head that is coming, or since the body's last byte
+        self._body_came = False  # with the bytes at hand
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -47,19 +48,29 @@ class Inbound(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a head or a body."""
-        heads, began_in_body = self._heads, self._in_body
+        heads, began_in_body, self._body_came = self._heads, self._in_body, False
         self._unset_keepalive_if_required()
         try:
             self._feed(data)
         except httptools.HttpParserError:
             self._refuse(_NO_HTTP)
-        if self._in_body or began_in_body or heads != self._heads or self.transport.is_closing():
+        if self._in_body != began_in_body or heads != self._heads or self.transport.is_closing():
             return
-        self._bytes += len(data)
+        self._bytes = 0 if self._body_came else self._bytes + len(data)
         if self._bytes > self.head_bytes:
             self._refuse(_TOO_LONG)
-        elif self._timer is None:
+        elif self._timer is None and not self._in_body:
             self._arm()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One of the head. Trailers are left out: whoever checked the head has not seen them."""
+        if not self._in_body:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body: what came with it is no head and no trailer, or little of one."""
+        self._body_came = True
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         """A request is there."""
@@ -73,7 +84,7 @@ class Inbound(HttpToolsProtocol):
         """Its body is whole."""
         if self.parser.should_upgrade():
             return
-        self._in_body = False
+        self._in_body, self._bytes = False, 0
         super().on_message_complete()
 
     def _feed(self, data: bytes) -> None:
@@ -109,8 +120,18 @@ class Inbound(HttpToolsProtocol):
         if self.cycle is None or self.cycle.response_complete:
             self._refuse(_TOO_SLOW)
 
+    @property
+    def _answering(self) -> bool:
+        """Whether bytes of an answer are out, or one to an earlier request is due."""
+        cycle = self.cycle
+        begun = cycle is not None and cycle.response_started and not cycle.response_complete
+        return begun or bool(self.pipeline)
+
     def _refuse(self, refusal: Refusal) -> None:
         if self.transport.is_closing():
+            return
+        if self._answering:  # its client would read this as a part of that answer
+            self.transport.close()
             return
         body = error_body(refusal)
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(

@@ -12,6 +12,7 @@ import pytest
 
 from kvist_connector.errors import ConfigError
 from kvist_router.access.keys import KeyBook
+from kvist_router.access.salt import tenant_salt
 from kvist_router.access.settings import AuthSettings, TenantSettings
 from kvist_router.testing.engine import FakeEngine
 
@@ -118,6 +119,37 @@ async def test_tenants_never_hit_each_others_state(router, http, files) -> None:
                 await answer.read()
                 reused.append(int(answer.headers["x-kvist-predicted-tokens"]) > 0)
         assert reused == [False, False, True, False, True]
+
+
+async def test_names_of_tenants_are_whole_or_refused(router, http, files) -> None:
+    long = "t" * 300  # what a gateway takes from a certificate or a token may begin alike for all tenants
+    async with FakeEngine() as engine:
+        running = await router(replicas=[{"url": engine.url}], tenant={"secret_file": str(files / "secret")})
+        for name in (long + "a", long + "b"):
+            assert await status(http, running.url, **{"x-tenant": name}) == 200
+        salts = {json.loads(received.body)["cache_salt"] for received in engine.received}
+        assert len(salts) == 2
+        assert await status(http, running.url, **{"x-tenant": "t" * 513}) == 400
+
+
+async def test_a_tenant_of_any_letters_is_the_one_that_controls_mean(router, http, files) -> None:
+    async with FakeEngine() as engine:
+        running = await router(replicas=[{"url": engine.url}], tenant={"secret_file": str(files / "secret")})
+        assert await status(http, running.url, **{"x-tenant": "kvist-grön"}) == 200
+        salt = json.loads(engine.received[0].body)["cache_salt"]
+        assert salt == tenant_salt(b"0123456789abcdef", "kvist-grön")
+
+
+async def test_tenants_cannot_name_stored_responses(router, http, files) -> None:
+    body = {"model": "m", "input": "x", "request_id": "resp_1"}
+    async with FakeEngine() as engine:
+        running = await router(replicas=[{"url": engine.url}], **locked(files))
+        async with http.post(running.url + "/v1/responses", json=body, headers=bearer("red-1")) as answer:
+            assert answer.status == 400
+            assert (await answer.json())["error"]["param"] == "request_id"
+        open_to_all = await router(replicas=[{"url": engine.url}])
+        async with http.post(open_to_all.url + "/v1/responses", json=body) as answer:
+            assert answer.status == 200
 
 
 async def test_keys_come_and_go_with_their_files(router, http, files, until) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import ssl
@@ -313,3 +314,47 @@ async def test_the_head_with_an_offer_has_the_same_limits(raw) -> None:
     reader, writer = await raw()
     writer.write(HEAD + H2C)
     assert await answered(reader) == (408, "request_timeout")
+
+
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)
+
+
+@pytest.mark.parametrize("step", [1, 2**16])
+async def test_trailers_are_no_headers(raw, step) -> None:
+    reader, writer = await raw()
+    sent = CHUNKED + b"x-tenant: other\r\nx-late: 1\r\n\r\n"
+    for start in range(0, len(sent), step):
+        writer.write(sent[start : start + step])
+    assert (await one(reader))[0] == 200
+    assert not {"x-tenant", "x-late"} & raw.engine.received[0].headers.keys()
+
+
+@pytest.mark.parametrize("more", [b"x: %s\r\n", b"%s"])
+async def test_trailers_without_end_are_431(raw, more) -> None:
+    reader, writer = await raw()
+
+    async def send() -> None:
+        writer.write(CHUNKED)
+        while not writer.is_closing():
+            writer.write(more % (b"y" * 64))
+            await writer.drain()
+
+    sending, came = asyncio.create_task(send()), b""
+    with contextlib.suppress(ConnectionError):  # what is unread when it closes may reset the connection
+        while piece := await asyncio.wait_for(reader.read(4096), SECONDS):
+            came += piece
+    writer.close()
+    await asyncio.gather(sending, return_exceptions=True)
+    assert not came or came.startswith(b"HTTP/1.1 431")
+    assert raw.engine.received == []
+
+
+async def test_nothing_is_said_in_the_middle_of_an_answer(raw) -> None:
+    reader, writer = await raw()
+    raw.engine.rest.clear()
+    body = json.dumps({**CHAT, "stream": True}).encode()
+    writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+    await asyncio.wait_for(reader.readuntil(b"data: "), SECONDS)
+    writer.write(b"\x16\x03\x01 nonsense\r\n\r\n")
+    assert b"HTTP/1.1" not in await asyncio.wait_for(reader.read(), SECONDS)
+    await asyncio.wait_for(raw.engine.received[0].ended.wait(), SECONDS)

@@ -80,6 +80,14 @@ def HashMind_like(mind: HashMind) -> HashMind:  # noqa: N802 - reads as a constr
     return other
 
 
+@pytest.mark.parametrize(
+    "part", ['"\\ud800"', "1" + "0" * 30, '{"a": [-0.0, null, "\\udfff"]}', "[" * 800 + "]" * 800]
+)
+async def test_contents_of_any_json_have_a_replica(hashing: HashMind, part: str) -> None:
+    data = f'{{"messages": [{{"role": "user", "content": [{part}]}}]}}'
+    assert (await decided(hashing, data.encode())).replica
+
+
 async def test_a_burst_of_one_prompt_is_shared_when_its_replica_is_at_its_bound(hashing: HashMind) -> None:
     chosen = [(await decided(hashing, body())).replica for _ in range(16)]
     assert max(map(chosen.count, set(chosen))) <= 6

@@ -10,13 +10,13 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
+from kvist_connector.protocol.audit import short, shown
+
 audit_log = logging.getLogger("kvist.audit")
-# Longer parts of a body are told by their length: a prompt does not belong into a log.
-_LONGEST: Final = 128
 
 
 class Scope(StrEnum):
@@ -51,13 +51,7 @@ def audit(action: str, remote: str, asked: Mapping[str, Any], answer: object) ->
     line = {
         "action": action.rpartition("/")[2],
         "remote": remote,
-        "asked": {name: _short(value) for name, value in asked.items()},
-        "answer": {name: _short(value) for name, value in told.items()} if isinstance(told, dict) else told,
+        "asked": shown(asked),
+        "answer": shown(told) if isinstance(told, dict) else short(told),
     }
     audit_log.info("%s", msgspec.json.encode(line).decode())
-
-
-def _short(value: object) -> object:
-    if isinstance(value, list):
-        return f"{len(value)} items"
-    return f"{value[:_LONGEST]}..." if isinstance(value, str) and len(value) > _LONGEST else value

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvist_router.access.keys import KeyBook
+from kvist_router.access.settings import MAX_TENANT_BYTES
 from kvist_router.errors import Refused
 from kvist_router.mind.interface import Refusal
 
 _AUTHORIZATION = b"authorization"
-_MAX_TENANT = 128
 
 
 class Door:
@@ -31,7 +31,7 @@ class Door:
     def tenant(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
         """Who sends a request with these headers; raises Refused."""
         if not self._book.asked:
-            return _only(headers, self._header)[:_MAX_TENANT].decode("latin-1")
+            return _named(_only(headers, self._header), self._header)
         given = _only(headers, _AUTHORIZATION)
         if not given:
             raise Refused(_NO_KEY)
@@ -42,12 +42,27 @@ class Door:
         return tenant
 
 
+def _named(value: bytes, header: bytes) -> str:
+    """The tenant's whole name: cut or read loosely, two tenants would share what is cached."""
+    name = header.decode()
+    if len(value) > MAX_TENANT_BYTES:
+        raise _wrong(f"the header {name} has {len(value)} bytes; give at most {MAX_TENANT_BYTES}")
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise _wrong(f"the header {name} is not UTF-8; encode the tenant's name so") from error
+
+
 def _only(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes:
     """Its value, b"" when absent. Given twice, whoever is behind may read the other one."""
     values = [value for name, value in headers if name == wanted]
     if len(values) > 1:
-        raise Refused(Refusal(400, f"the header {wanted.decode()} is given twice", code="invalid_header"))
+        raise _wrong(f"the header {wanted.decode()} is given twice")
     return values[0] if values else b""
+
+
+def _wrong(text: str) -> Refused:
+    return Refused(Refusal(400, text, code="invalid_header"))
 
 
 _NO_KEY = Refusal(

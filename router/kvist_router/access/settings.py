@@ -10,6 +10,7 @@ from kvist_connector.settings import Settings
 
 TENANT_NAME = r"^[A-Za-z0-9._-]+$"
 MAX_TENANTS = 1024
+MAX_TENANT_BYTES = 512  # of a name that a gateway gives
 
 
 class AuthSettings(Settings):

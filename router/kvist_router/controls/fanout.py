@@ -6,17 +6,20 @@ Whoever does not answer, or has no agent, is said by name: nothing is retried he
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterable
 from typing import Any
 
 import aiohttp
 
+from kvist_router.bounded import body_of
 from kvist_router.errors import FeedError
 from kvist_router.mind.agent_link import AgentLink
 from kvist_router.mind.replica import Replica
 
 Answer = dict[str, Any]
 NO_AGENT = "no agent: an engine without connector cannot be controlled"
+MAX_ANSWER_BYTES = 256 * 2**20  # a lookup of all chunks of a large agent has about 100 MB
 _AT_ONCE = 64
 
 
@@ -51,12 +54,12 @@ class FanOut:
                     **self._link.security(),
                 ) as answer,
             ):
-                return _said(answer.status, await answer.json())
+                return _said(answer.status, json.loads(await body_of(answer, MAX_ANSWER_BYTES)))
         except TimeoutError:
             return {"error": "no answer in time"}
         except FeedError as error:
             return {"error": str(error)}
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
 

@@ -15,6 +15,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from kvist_connector import names
+from kvist_connector.protocol.audit import shown
 from kvist_connector.protocol.tiers import Tier
 from kvist_router.access.guard import Guard
 from kvist_router.controls.fanout import FanOut
@@ -125,8 +126,8 @@ def audit(path: str, request: Request, body: dict[str, Any], answer: dict[str, A
     line = {
         "action": path.rpartition("/")[2],
         "remote": request.client.host if request.client is not None else "",
-        "asked": asked,
-        "answer": {name: value for name, value in answer.items() if name != "replicas"},
+        "asked": shown(asked),
+        "answer": shown({name: value for name, value in answer.items() if name != "replicas"}),
     }
     _audit.info("%s", msgspec.json.encode(line).decode())
 

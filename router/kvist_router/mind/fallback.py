@@ -10,14 +10,13 @@ and wait for it. Called by remote.py.
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from os import urandom
 from typing import Any
-
-import msgspec
 
 from kvist_router.access.salt import tenant_salt
 from kvist_router.errors import Refused
@@ -78,7 +77,7 @@ class HashMind:
         # Which engine keeps a stored response only the mind finds out.
         if self.view is None or metadata.path == "stored":
             raise Refused(GONE)
-        request = parse(body, metadata.path)
+        request = parse(body, metadata.path, separated=self._secret is not None)
         if request.response:
             raise Refused(GONE)
         if len(self._under_way) >= self._most:
@@ -145,4 +144,7 @@ def _texts(request: Request) -> Iterator[str]:
 
 def _json(value: Any) -> str:
     """Contents in parts, tokens and the like; their text need not be anybody's JSON."""
-    return msgspec.json.encode(value).decode() if value is not None else ""
+    try:
+        return json.dumps(value) if value is not None else ""
+    except RecursionError:  # nested deeper than it can be written: the engine refuses it
+        return ""

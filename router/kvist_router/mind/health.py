@@ -13,6 +13,7 @@ import logging
 import aiohttp
 import msgspec
 
+from kvist_router.bounded import body_of
 from kvist_router.mind.breaker import Breaker
 from kvist_router.mind.models import ServedModel, read_models
 from kvist_router.mind.prefix_cache import read_prefix_cache
@@ -20,6 +21,7 @@ from kvist_router.mind.replica import Replica
 from kvist_router.settings import HealthSettings
 
 MODELS_EVERY = 15  # checks between two readings of the model list
+MAX_ANSWER_BYTES = 16 * 2**20  # of a list of models, or a page of metrics
 DOWN_SECONDS = 0.25  # pause between checks of an engine that is down
 
 _log = logging.getLogger(__name__)
@@ -67,7 +69,7 @@ class HealthChecker:
                 async with self._session.get(f"{replica.url}/health") as answer:
                     if answer.status != 200:
                         return f"/health answers {answer.status}"
-                    await answer.read()
+                    await body_of(answer, MAX_ANSWER_BYTES)
                 if read_list:
                     await self._models(replica)
                 return ""
@@ -87,13 +89,15 @@ class HealthChecker:
                 self._session.get(f"{replica.url}/metrics") as answer,
             ):
                 if answer.status == 200:
-                    replica.prefix_cache = read_prefix_cache(await answer.text())
+                    replica.prefix_cache = read_prefix_cache(
+                        (await body_of(answer, MAX_ANSWER_BYTES)).decode()
+                    )
 
     async def _models(self, replica: Replica) -> None:
         async with self._session.get(f"{replica.url}/v1/models") as answer:
             if answer.status != 200:
                 raise msgspec.ValidationError(f"status {answer.status}")
-            models: dict[str, ServedModel] = read_models(await answer.read())
+            models: dict[str, ServedModel] = read_models(await body_of(answer, MAX_ANSWER_BYTES))
         if not replica.healthy:
             replica.started()
         replica.models = models

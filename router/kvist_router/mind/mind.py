@@ -226,7 +226,7 @@ class LocalMind:
     # ---- deciding
 
     async def _question(self, body: bytes, metadata: Metadata) -> tuple[_Question, list[Replica]]:
-        request = stored(metadata.response) if metadata.path == "stored" else parse(body, metadata.path)
+        request = self._request(body, metadata)
         known = len(self.in_flight) + len(self._waiting) + len(self.gate)
         if self.in_flight.full or known >= self._settings.limits.in_flight:
             raise Refused(Refusal(503, "the router is at its limit of requests in flight",
@@ -250,6 +250,11 @@ class LocalMind:
             prompts.tokens,
         )
         return question, replicas
+
+    def _request(self, body: bytes, metadata: Metadata) -> Request:
+        if metadata.path == "stored":
+            return stored(metadata.response)
+        return parse(body, metadata.path, separated=self._secret is not None)
 
     async def _admit(self, question: _Question, replicas: list[Replica], metadata: Metadata) -> list[Replica]:
         """Wait for its turn: the replicas that can take it then; raises Refused."""

@@ -28,7 +28,10 @@ class _Listing(msgspec.Struct):
 
 def read_models(body: bytes) -> dict[str, ServedModel]:
     """Models by name; raises msgspec.MsgspecError when the answer is not a model list."""
-    listing = msgspec.json.decode(body, type=_Listing)
+    try:
+        listing = msgspec.json.decode(body, type=_Listing)
+    except RecursionError as error:
+        raise msgspec.ValidationError("nested too deeply") from error
     return {
         card.id: ServedModel(card.id, card.max_model_len, card.parent is not None) for card in listing.data
     }

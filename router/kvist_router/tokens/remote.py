@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 
 from kvist_connector.keys import pack_tokens
+from kvist_router.bounded import body_of
 from kvist_router.tokens.lru import SizedLRU
 
 CACHE_BYTES = 16 * 2**20
@@ -73,7 +74,14 @@ class RemoteTokenizer:
         try:
             async with asyncio.timeout(self._deadline):
                 packed = await self._post(url + "/tokenize", body)
-        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError, OverflowError):
+        except (
+            aiohttp.ClientError,
+            TimeoutError,
+            OSError,
+            msgspec.MsgspecError,
+            OverflowError,
+            RecursionError,
+        ):
             return None
         if packed is not None:
             self._cache.put(digest, packed, len(packed) + 200)
@@ -82,6 +90,6 @@ class RemoteTokenizer:
     async def _post(self, url: str, body: bytes) -> bytes | None:
         headers = {"content-type": "application/json"}
         async with self._session.post(url, data=body, headers=headers) as answer:
-            if answer.status != 200 or (answer.content_length or 0) > MAX_ANSWER_BYTES:
+            if answer.status != 200:
                 return None
-            return pack_tokens(self._decoder.decode(await answer.read()).tokens)
+            return pack_tokens(self._decoder.decode(await body_of(answer, MAX_ANSWER_BYTES)).tokens)

@@ -43,9 +43,12 @@ def stored(response: str) -> Request:
     return Request("stored", None, False, {}, "", None, 1, response)
 
 
-def parse(body: bytes, path: Path) -> Request:
-    """The request in a body; raises Refused with the 400 to answer."""
+def parse(body: bytes, path: Path, separated: bool = False) -> Request:
+    """The request in a body; raises Refused with the 400 to answer. `separated`: tenants are kept apart."""
     fields = _decode(body)
+    if separated and path == "responses" and fields.get("request_id") is not None:
+        # It names the stored response: one that is made up can be guessed, or be another's already.
+        _refuse("request_id must be left out where there are tenants: engines name responses", "request_id")
     model = fields.get("model")
     if model is not None and not isinstance(model, str):
         _refuse("model must be a string", "model")

@@ -95,3 +95,17 @@ async def test_each_change_leaves_one_line_of_audit_without_prompts(caplog):
     assert lines[0]["remote"] == "127.0.0.1"
     assert lines[1]["answer"] == "0 is not within 0 to 1 seconds"
     assert "4711" not in caplog.text
+
+
+async def test_a_line_of_audit_is_short_however_long_the_body_was(caplog):
+    api = Api(Status(lambda: "", lambda: ""), lambda: b"", Access(None))
+    api.ready(Recorded(), None)
+    long = "x" * 100_000
+    async with TestClient(TestServer(api.application())) as client:
+        with caplog.at_level(logging.INFO, "kvist.audit"):
+            for body in ({"tag": long}, {long: 1}, {"a": {long: 1}}, {str(n): 1 for n in range(10_000)}):
+                await client.post("/v1/kvist/clear", json=body)
+                await client.post("/v1/kvist/pin", json={"seconds": 0, **body})
+    lines = [record.getMessage() for record in caplog.records if record.name == "kvist.audit"]
+    assert len(lines) == 8
+    assert max(map(len, lines)) < 4096
