@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import httpx
@@ -20,13 +22,33 @@ class AskError(KvistError):
     """A program answered with an error, or not at all."""
 
 
+@dataclass(frozen=True)
+class Credentials:
+    """Who asks, and whom it believes.
+
+    `tls` has the own certificate and CAs; none: the system's CAs and no certificate. `agent_name` is in the
+    certificates of agents, which are reached by addresses; `expected` in that of who is asked, else its host.
+    """
+
+    token: str = ""
+    tls: ssl.SSLContext | None = None
+    agent_name: str = ""
+    expected: str = ""
+
+    def for_agents(self) -> Credentials:
+        """The same, to ask agents."""
+        return self if self.tls is None else replace(self, expected=self.agent_name)
+
+
+NOBODY: Final = Credentials()
+
+
 def ask(
-    method: str, url: str, body: Answer | None = None, deadline: float = DEADLINE, token: str = ""
+    method: str, url: str, body: Answer | None = None, deadline: float = DEADLINE, who: Credentials = NOBODY
 ) -> Any:
     """The JSON answer; raises AskError."""
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        answer = httpx.request(method, url, json=body, headers=headers, timeout=deadline, trust_env=False)
+        answer = request(method, url, body, deadline, who)
         if answer.status_code == httpx.codes.UNAUTHORIZED:
             raise AskError(f"{url} answered 401: {_message(answer)}; give its token with --token-file")
         if answer.is_error:
@@ -38,19 +60,27 @@ def ask(
         raise AskError(f"{url} did not answer with JSON") from error
 
 
+def request(method: str, url: str, body: Answer | None, deadline: float, who: Credentials) -> httpx.Response:
+    """Whatever is answered; raises httpx.HTTPError, httpx.InvalidURL."""
+    headers = {"Authorization": f"Bearer {who.token}"} if who.token else {}
+    extensions = {"sni_hostname": who.expected} if who.expected else {}
+    with httpx.Client(verify=who.tls or True, timeout=deadline, trust_env=False) as client:
+        return client.request(method, url, json=body, headers=headers, extensions=extensions)
+
+
 def ask_all(
     method: str,
     urls: Mapping[str, str],
     body: Answer | None = None,
     deadline: float = DEADLINE,
-    token: str = "",
+    who: Credentials = NOBODY,
 ) -> dict[str, Any]:
     """Answers by the names of `urls`; {"error": text} where there was none."""
     if not urls:
         return {}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         futures = {
-            name: pool.submit(_ask_or_say, method, url, body, deadline, token) for name, url in urls.items()
+            name: pool.submit(_ask_or_say, method, url, body, deadline, who) for name, url in urls.items()
         }
         return {name: future.result() for name, future in futures.items()}
 
@@ -63,9 +93,9 @@ def answers_ok(url: str) -> bool:
         return False
 
 
-def _ask_or_say(method: str, url: str, body: Answer | None, deadline: float, token: str) -> Any:
+def _ask_or_say(method: str, url: str, body: Answer | None, deadline: float, who: Credentials) -> Any:
     try:
-        return ask(method, url, body, deadline, token)
+        return ask(method, url, body, deadline, who)
     except AskError as error:
         return {"error": str(error)}
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import typer
 
 from kvist_cli import target
-from kvist_cli.asking import DEADLINE, AskError, ask_all
-from kvist_cli.commands.options import Agents, AsJson, ClusterName, RunDir, TokenFile
+from kvist_cli.asking import AskError, Credentials, ask_all
+from kvist_cli.commands.credentials import identified
+from kvist_cli.commands.options import Agents, AsJson, ClusterName, RunDir
 from kvist_cli.commands.selecting import Chosen, answers, refusal_of, selecting, show
 from kvist_cli.output import console, print_json
 from kvist_connector.names import PATH_LOOKUP, PATH_STATS
@@ -40,19 +39,20 @@ Examples:
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command("stats", epilog=_STATS)(stats)
+    app.command("stats", epilog=_STATS)(identified(stats))
     app.command("lookup", epilog=_LOOKUP)(selecting(lookup))
 
 
 def stats(
+    credentials: Credentials,
     name: ClusterName = None,
     run_dir: RunDir = None,
     agent: Agents = [],  # noqa: B006
-    token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
     """Counts and bytes by tier, slots, leases and hits of every agent."""
-    answers = _ask(_Asked(name, run_dir, agent, token_file), "GET", PATH_STATS, None)
+    urls = target.agent_urls(name, run_dir, agent, os.environ)
+    answers = _stats_of(urls, credentials)
     if json:
         print_json(answers)
         return
@@ -88,20 +88,9 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]
     return found
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """Which agents are meant, and their token."""
-
-    name: str | None
-    run_dir: Path | None
-    agents: list[str]
-    token_file: Path | None
-
-
-def _ask(asked: _Asked, method: str, path: str, body: Any, deadline: float = DEADLINE) -> dict[str, Any]:
-    urls = target.agent_urls(asked.name, asked.run_dir, asked.agents, os.environ)
-    token = target.token(asked.token_file)
-    answers = ask_all(method, {replica: url + path for replica, url in urls.items()}, body, deadline, token)
+def _stats_of(urls: Mapping[str, str], credentials: Credentials) -> dict[str, Any]:
+    asked = {replica: url + PATH_STATS for replica, url in urls.items()}
+    answers = ask_all("GET", asked, who=credentials.for_agents())
     for answer in answers.values():
         refusal = refusal_of(answer)
         if refusal is not None:

@@ -12,8 +12,9 @@ import typer
 from rich.table import Table
 
 from kvist_cli import target
-from kvist_cli.asking import ask
-from kvist_cli.commands.options import AsJson, ClusterName, RouterAdmin, RunDir, TokenFile
+from kvist_cli.asking import Credentials, ask
+from kvist_cli.commands.credentials import identified
+from kvist_cli.commands.options import AsJson, ClusterName, RouterAdmin, RunDir
 from kvist_cli.output import console, print_json
 from kvist_connector.errors import ConfigError
 from kvist_connector.names import PATH_EXPLAIN
@@ -41,16 +42,16 @@ Tenant = Annotated[str, typer.Option(help="Tenant whose request it is, where ten
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("explain", epilog=_HELP)(explain)
+    app.command("explain", epilog=_HELP)(identified(explain))
 
 
 def explain(
     file: File,
+    credentials: Credentials,
     name: ClusterName = None,
     tenant: Tenant = "",
     run_dir: RunDir = None,
     router: RouterAdmin = None,
-    token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
     """Say which replica the router would take for a request, and why."""
@@ -60,7 +61,7 @@ def explain(
     if not admin:
         raise ConfigError("explain: the cluster has no router; give --router URL")
     url = f"{admin.rstrip('/')}{PATH_EXPLAIN}?{query}"
-    record = ask("POST", url, request, _DEADLINE, target.token(token_file))
+    record = ask("POST", url, request, _DEADLINE, credentials)
     if json:
         print_json(record)
         return

@@ -7,16 +7,16 @@ from typing import Any, Final
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvist_cli.asking import DEADLINE
+from kvist_cli.asking import DEADLINE, NOBODY, Credentials, request
 from kvist_connector.names import LABEL_TIER, PATH_METRICS
 
 _PREFIX: Final = "kvist_router_"
 
 
-def read_hits(admin_url: str) -> dict[str, Any]:
+def read_hits(admin_url: str, who: Credentials = NOBODY) -> dict[str, Any]:
     """Figures since the router started; {"error": text} when it does not answer."""
     try:
-        answer = httpx.get(admin_url + PATH_METRICS, timeout=DEADLINE, trust_env=False)
+        answer = request("GET", admin_url + PATH_METRICS, None, DEADLINE, who)
         answer.raise_for_status()
     except httpx.HTTPError as error:
         return {"error": f"{admin_url}{PATH_METRICS} does not answer: {str(error) or type(error).__name__}"}

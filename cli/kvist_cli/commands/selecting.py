@@ -6,7 +6,7 @@ import functools
 import inspect
 import json as jsonlib
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -15,8 +15,10 @@ import typer
 from rich.console import Console
 
 from kvist_cli import target
-from kvist_cli.asking import AskError, ask, ask_all
-from kvist_cli.commands.options import Agents, AsJson, ClusterName, RouterAdmin, RunDir, TokenFile
+from kvist_cli.asking import AskError, Credentials, ask, ask_all
+from kvist_cli.commands import credentials
+from kvist_cli.commands.credentials import parameters
+from kvist_cli.commands.options import Agents, AsJson, ClusterName, RouterAdmin, RunDir
 from kvist_cli.output import console, print_json
 from kvist_cli.progress import Waiting
 from kvist_connector.errors import ConfigError
@@ -70,14 +72,14 @@ _TARGETS: Final[tuple[tuple[str, Any, Any], ...]] = (
     ("run_dir", RunDir, None),
     ("agent", Agents, []),
     ("router", RouterAdmin, None),
-    ("token_file", TokenFile, None),
+    *credentials.OPTIONS,
     ("json", AsJson, False),
 )
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The options of _SELECTORS and _TARGETS."""
+    """The options of _SELECTORS and _TARGETS; those of who asks as one."""
 
     name: str | None
     tokens: Path | None
@@ -94,7 +96,7 @@ class Chosen:
     run_dir: Path | None
     agent: list[str]
     router: str | None
-    token_file: Path | None
+    credentials: Credentials
     json: bool
 
     @property
@@ -128,13 +130,14 @@ def selecting(function: Callable[..., None], left_out: Collection[str] = ()) -> 
     """Give a command the options of selection and target; it gets them as its first argument."""
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
     absent = {name: default for name, _, default in (*_SELECTORS, *_TARGETS) if name in left_out}
-    front = _parameters(option for option in _SELECTORS if option[0] not in absent)
-    back = _parameters(option for option in _TARGETS if option[0] not in absent)
+    front = parameters(option for option in _SELECTORS if option[0] not in absent)
+    back = parameters(option for option in _TARGETS if option[0] not in absent)
 
     @functools.wraps(function)
     def command(**given: Any) -> None:
         rest = {parameter.name: given.pop(parameter.name) for parameter in own}
-        function(Chosen(**(given | absent)), **rest)
+        who = credentials.taken(given)
+        function(Chosen(**(given | absent), credentials=who), **rest)
 
     ordered = [*front, *(parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own), *back]
     command.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
@@ -151,13 +154,13 @@ class Found:
 
 def answers(chosen: Chosen, path: str, body: Answer, prefer_router: bool = False) -> Found:
     """What each replica says, through the router where it is needed; raises AskError."""
-    token = target.token(chosen.token_file)
+    who = chosen.credentials
     admin = None if chosen.agent else _admin(chosen, prefer_router)
     waiting = Waiting(Console(stderr=True), path.rpartition("/")[2])
     if admin is not None:
         body |= {"replicas": chosen.replica} if chosen.replica else {}
         with waiting:
-            said = ask("POST", admin + path, body, CONTROL_DEADLINE, token)
+            said = ask("POST", admin + path, body, CONTROL_DEADLINE, who)
         return Found(said["replicas"], said["incomplete"])
     if chosen.by_router:
         raise ConfigError(
@@ -166,7 +169,7 @@ def answers(chosen: Chosen, path: str, body: Answer, prefer_router: bool = False
     urls = _those(target.agent_urls(chosen.name, chosen.run_dir, chosen.agent, os.environ), chosen.replica)
     with waiting:
         found = ask_all(
-            "POST", {name: url + path for name, url in urls.items()}, body, CONTROL_DEADLINE, token
+            "POST", {name: url + path for name, url in urls.items()}, body, CONTROL_DEADLINE, who.for_agents()
         )
     for answer in found.values():
         refusal = refusal_of(answer)
@@ -258,10 +261,3 @@ def _read(path: Path, option: str) -> str:
 
 def _stdin() -> str:
     return typer.get_text_stream("stdin").read()
-
-
-def _parameters(options: Iterable[tuple[str, Any, Any]]) -> list[inspect.Parameter]:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return [
-        inspect.Parameter(name, kind, default=default, annotation=option) for name, option, default in options
-    ]

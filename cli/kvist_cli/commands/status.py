@@ -9,9 +9,10 @@ import typer
 from rich.table import Table
 
 from kvist_cli import target
-from kvist_cli.asking import answers_ok, ask_all
+from kvist_cli.asking import NOBODY, Credentials, answers_ok, ask_all
+from kvist_cli.commands.credentials import identified
 from kvist_cli.commands.hits import read_hits
-from kvist_cli.commands.options import Agents, AsJson, ClusterName, RouterAdmin, RunDir, TokenFile
+from kvist_cli.commands.options import Agents, AsJson, ClusterName, RouterAdmin, RunDir
 from kvist_cli.local.identity import alive
 from kvist_cli.local.state import ClusterState, Phase, ProgramState
 from kvist_cli.output import console, print_json
@@ -35,24 +36,23 @@ _HEALTH: Final = {Role.ENGINE: "/health", Role.AGENT: PATH_HEALTHZ, Role.ROUTER:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("status", epilog=EXAMPLES)(status)
+    app.command("status", epilog=EXAMPLES)(identified(status))
 
 
 def status(
+    credentials: Credentials,
     name: ClusterName = None,
     run_dir: RunDir = None,
     agent: Agents = [],  # noqa: B006
     router: RouterAdmin = None,
-    token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
     """Programs, health, ports, tiers and hits of a cluster. Exit code 1 when something is not healthy."""
-    token = target.token(token_file)
     elsewhere = bool(agent or router)
     if elsewhere:
-        report = gather_by_address(target.by_address(agent), router, token)
+        report = gather_by_address(target.by_address(agent), router, credentials)
     else:
-        report = gather(target.read(target.find(name, run_dir, os.environ)), token)
+        report = gather(target.read(target.find(name, run_dir, os.environ)), credentials)
     if json:
         print_json(report)
     else:
@@ -61,28 +61,29 @@ def status(
         raise typer.Exit(1)
 
 
-def gather_by_address(agents: dict[str, str], router: str | None, token: str) -> dict[str, Any]:
+def gather_by_address(agents: dict[str, str], router: str | None, who: Credentials) -> dict[str, Any]:
     """What programs say that run elsewhere, such as on Kubernetes behind a port-forward."""
     admin = router.rstrip("/") if router else None
-    answers = ask_all("GET", {name: url + PATH_STATS for name, url in agents.items()}, token=token)
-    said = ask_all("GET", {"router": admin + PATH_REPLICAS}).get("router") if admin else None
+    asked = {name: url + PATH_STATS for name, url in agents.items()}
+    answers = ask_all("GET", asked, who=who.for_agents())
+    said = ask_all("GET", {"router": admin + PATH_REPLICAS}, who=who)["router"] if admin else None
     found = [*answers.values(), *([said] if said is not None else [])]
     return {
         "healthy": all(set(answer) != {"error"} for answer in found),
         "agents": answers,
         "router": said,
-        "hits": read_hits(admin) if admin and said is not None and "error" not in said else None,
+        "hits": read_hits(admin, who) if admin and said is not None and "error" not in said else None,
     }
 
 
-def gather(state: ClusterState, token: str = "") -> dict[str, Any]:
+def gather(state: ClusterState, who: Credentials = NOBODY) -> dict[str, Any]:
     """The report as plain data."""
     supervised = alive(state.supervisor)
     urls = {p.name: p.url + PATH_STATS for p in state.programs if p.role is Role.AGENT}
     urls |= {p.name: state.admin_url + PATH_REPLICAS for p in state.programs if p.role is Role.ROUTER}
     # Who is starting cannot answer yet, and says nothing new by that.
     starting = {p.name for p in state.programs if supervised and p.phase in _BEFORE}
-    said = ask_all("GET", {name: url for name, url in urls.items() if name not in starting}, token=token)
+    said = ask_all("GET", {name: url for name, url in urls.items() if name not in starting}, who=who)
     said |= {name: {"error": STARTING} for name in urls.keys() & starting}
     programs = [_program(p, supervised) for p in state.programs]
     router = next((said[p.name] for p in state.programs if p.role is Role.ROUTER), None)
