@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from kvist_connector.settings import validate
 from kvist_router.app import Running, build
+from kvist_router.logs import LogHandler
 from kvist_router.settings import RouterSettings
 
 hypothesis.settings.register_profile("router", deadline=None)  # no test asserts a time
@@ -27,6 +29,17 @@ def nothing_left() -> Iterator[None]:
     """Collects at the end of a module: a leaked socket or task is blamed on it, not on whoever runs next."""
     yield
     gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def log_of_its_own() -> Iterator[None]:
+    """A program that runs in this process logs to what is standard error then; later tests have another."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    for handler in [item for item in root.handlers if isinstance(item, LogHandler)]:
+        root.removeHandler(handler)
+    root.setLevel(level)
 
 
 @asynccontextmanager

@@ -96,7 +96,7 @@ async def test_the_command_shows_every_replica_and_the_reason(two, tmp_path: Pat
     assert f"{before.replica}: " in said.output
     assert "512 of 600 tokens reused" in said.output
     said = await asyncio.to_thread(CliRunner().invoke, app, [*asked, "--json"])
-    assert json.loads(said.output)["replica"] == before.replica
+    assert json.loads(said.stdout)["replica"] == before.replica
 
 
 async def test_shadows_are_counted_and_not_followed(two, http) -> None:

@@ -16,6 +16,8 @@ from kvist_connector import names
 from kvist_connector.testing.ports import free_ports
 from kvist_operator import spec
 
+ADAPTER = "tuned"
+RANK, LAYERS, HIDDEN, VALUES = 2, 30, 576, 192  # of SmolLM2-135M
 DEADLINE = 240.0  # an engine's start takes a minute or more on a busy machine
 MODEL = "smol"
 WORDS = "The keeper of the lighthouse wrote every evening what the sea had brought that day. "
@@ -113,23 +115,52 @@ class Rig:
         until(look, "healthy replicas with live feeds")
 
 
+@pytest.fixture(scope="session")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LoRA adapter of random numbers, large enough that the model says something else."""
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp("adapter")
+    numbers = torch.Generator().manual_seed(7)
+    weights = {}
+    for layer in range(LAYERS):
+        for name, size in (("q_proj", HIDDEN), ("v_proj", VALUES)):
+            at = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            for part, shape in (("lora_A", (RANK, HIDDEN)), ("lora_B", (size, RANK))):
+                weights[f"{at}.{part}.weight"] = torch.randn(shape, generator=numbers) / 20
+    save_file(weights, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": 16, "bias": "none"}
+    (folder / "adapter_config.json").write_text(
+        json.dumps({**config, "target_modules": ["q_proj", "v_proj"]})
+    )
+    return folder
+
+
 @pytest.fixture(scope="module")
-def rig(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def rig(
+    smollm2: Path, adapter: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Rig]:
+    """What a module wants otherwise: ADAPTERS served beside the model, ENGINE and ROUTER of its spec."""
+    wanted = request.module
+    adapters = [{"name": name, "path": str(adapter)} for name in getattr(wanted, "ADAPTERS", ())]
+    engine = {
+        "replicas": 2,
+        "dtype": "bfloat16",
+        "maxModelLen": 4096,
+        "kvCacheMemory": "128Mi",
+        "env": [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}],
+    }
     manifest = spec.parse(
         {
             "apiVersion": names.API_VERSION,
             "kind": names.KIND,
             "metadata": {"name": "tests-real"},
             "spec": {
-                "model": {"name": str(smollm2), "servedName": MODEL},
-                "engine": {
-                    "replicas": 2,
-                    "dtype": "bfloat16",
-                    "maxModelLen": 4096,
-                    "kvCacheMemory": "128Mi",
-                    "env": [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}],
-                },
+                "model": {"name": str(smollm2), "servedName": MODEL, "loraAdapters": adapters},
+                "engine": engine | getattr(wanted, "ENGINE", {}),
                 "cache": {"memory": "512Mi", "disk": {"size": "2Gi"}},
+                "router": getattr(wanted, "ROUTER", {}),
             },
         }
     )

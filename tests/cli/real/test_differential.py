@@ -11,12 +11,39 @@ import pytest
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1800)]
 
 MODEL = "smol"
+ADAPTERS = ["tuned"]
+TUNED = ADAPTERS[0]
 # One token is allowed, so that what is generated does not hang on how a batch was cut.
 FIXED = {"model": MODEL, "temperature": 0, "max_tokens": 3, "allowed_token_ids": [28]}
 USER = {"role": "user", "content": "What did the sea bring?"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 VARIED = frozenset({"id", "created", "created_at", "system_fingerprint", "request_id", "kv_transfer_params"})
+
+# What a model of text alone refuses: pictures, sounds and films, inside the body and elsewhere.
+DOT = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAA"
+    "AABJRU5ErkJggg=="
+)
+MEDIA: list[dict[str, Any]] = [
+    {"type": "image_url", "image_url": {"url": DOT}},
+    {"type": "image_url", "image_url": {"url": DOT, "detail": "low"}, "uuid": "a"},
+    {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/picture.png"}},
+    {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+    {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,UklGRg=="}},
+    {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}},
+    {
+        "type": "image_url",
+        "image_url": {"url": "data:image/png;base64," + "A" * 20 * 2**20},
+    },  # in a file here
+    {"type": "image_url"},
+    {"type": "file", "file": {"file_id": "x"}},
+]
+
+
+def shown(part: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, part]}]
+
 
 REQUESTS: list[tuple[str, str, dict[str, Any] | None]] = [
     ("POST", CHAT, {**FIXED, "messages": [USER]}),
@@ -44,6 +71,17 @@ REQUESTS: list[tuple[str, str, dict[str, Any] | None]] = [
     ("POST", "/v1/responses", {"model": MODEL, "input": "x", "previous_response_id": "resp_unknown"}),
     ("GET", "/v1/responses/resp_unknown", None),
     ("POST", "/v1/embeddings", {"model": MODEL, "input": "x"}),
+    *(("POST", CHAT, {**FIXED, "messages": shown(part)}) for part in MEDIA),
+    ("POST", CHAT, {**FIXED, "messages": shown(MEDIA[0]), "stream": True}),
+    ("POST", "/v1/responses", {"model": MODEL, "max_output_tokens": 1, "input": [
+        {"role": "user", "content": [{"type": "input_image", "image_url": DOT, "detail": "auto"}]}]}),
+    ("POST", CHAT, {**FIXED, "model": TUNED, "messages": [USER]}),
+    ("POST", CHAT, {**FIXED, "model": TUNED, "messages": [USER], "stream": True}),
+    ("POST", COMPLETIONS, {**FIXED, "model": TUNED, "prompt": ["The sea", "The land"]}),
+    ("POST", COMPLETIONS, {**FIXED, "model": TUNED, "prompt": [1, 2, 3], "logprobs": 1}),
+    ("POST", "/v1/responses", {"model": TUNED, "input": "x", "max_output_tokens": 1, "temperature": 0}),
+    ("POST", "/tokenize", {"model": TUNED, "messages": [USER]}),
+    ("POST", "/detokenize", {"model": TUNED, "tokens": [1, 2, 3]}),
     ("POST", "/tokenize", {"model": MODEL, "prompt": "The sea <|im_end|>"}),
     ("POST", "/tokenize", {"model": MODEL, "messages": [USER]}),
     ("POST", "/detokenize", {"model": MODEL, "tokens": [1, 2, 3]}),
@@ -112,6 +150,9 @@ SDK: list[tuple[str, dict[str, Any]]] = [
     ("completions.create", {**ASKED, "prompt": [[1, 2], [3]], "n": 2}),
     ("responses.create", {"model": MODEL, "input": "The sea", "max_output_tokens": 1, "temperature": 0}),
     ("embeddings.create", {"model": MODEL, "input": "x"}),
+    ("chat.completions.create", {**ASKED, "model": TUNED, "messages": [USER]}),
+    ("completions.create", {**ASKED, "model": TUNED, "prompt": "The sea", "stream": True}),
+    ("chat.completions.create", {**ASKED, "messages": shown(MEDIA[0])}),
 ]  # fmt: skip
 
 
@@ -142,7 +183,7 @@ def test_a_strict_client_gets_what_it_expects_and_admin_paths_are_not_there(rig:
     openai = pytest.importorskip("openai")
     rig.mirrored()
     with openai.OpenAI(base_url=rig.urls.router + "/v1", api_key="none", max_retries=0) as client:
-        assert [model.id for model in client.models.list()] == [MODEL]
+        assert [model.id for model in client.models.list()] == sorted([MODEL, *ADAPTERS])
         answer = client.chat.completions.create(
             model=MODEL, messages=[USER], max_tokens=2, extra_body={"allowed_token_ids": [28]}
         )
@@ -151,3 +192,25 @@ def test_a_strict_client_gets_what_it_expects_and_admin_paths_are_not_there(rig:
         assert pieces[-1].choices[0].finish_reason == "length"
     for path in ("/reset_prefix_cache", "/collective_rpc", "/v1/load_lora_adapter", "/sleep"):
         assert rig.client.post(rig.urls.router + path, json={}).status_code == 404
+
+
+def test_an_adapter_answers_otherwise_and_finds_nothing_of_the_models_own(rig: Any) -> None:
+    rig.mirrored()
+    for replica in rig.urls.engines:
+        rig.forget_gpu(replica)
+    said = {}
+    for model in (MODEL, TUNED, MODEL, TUNED):
+        answer = rig.chat("adapters", model=model, max_tokens=16)
+        hits = sum(rig.decision(answer)["actual"]["hit_tokens"].values())
+        seen = said.setdefault(model, (rig.text(answer), hits))
+        assert seen[0] == rig.text(answer)
+        assert seen[1] == 0  # of each the first, whatever was computed before
+    assert said[MODEL][0] != said[TUNED][0]
+
+
+def test_a_body_over_the_limit_is_refused_before_it_reaches_an_engine(rig: Any) -> None:
+    rig.mirrored()
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 129 * 2**20}}
+    answer = rig.client.post(rig.urls.router + CHAT, json={**FIXED, "messages": shown(picture)})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_long")
+    rig.at_rest()
