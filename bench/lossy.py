@@ -147,7 +147,14 @@ def _result(found: dict[str, Condition], share: float, prompts: int, length: int
         )
         for name, each in (("exact copy / computed", noise), ("fp8 / exact copy", effect))
     )
-    columns = ("KV of the prompt", "mean |d|", "max |d|", "mean |d| of top 1", "top 1 agrees", "same text")
+    columns = (
+        "KV of the prompt",
+        "mean difference",
+        "greatest",
+        "mean of top 1",
+        "top 1 agrees",
+        "same text",
+    )
     effects = harness.Table(
         f"Log-probabilities of {prompts} x {length} tokens after {CACHED_TOKENS} cached tokens of prose",
         columns,
@@ -162,7 +169,7 @@ def _result(found: dict[str, Condition], share: float, prompts: int, length: int
         f"On disk fp8 takes {share:.1%} of the bytes.",
     )
     return harness.Result(
-        headline=f"fp8: mean |d logprob| {effect.mean:.4f} (max {effect.worst:.2f}), top 1 agrees in "
+        headline=f"fp8: mean difference of log-probabilities {effect.mean:.4f} (max {effect.worst:.2f}), top 1 agrees in "
         f"{effect.agreement:.1%}, {share:.1%} of the bytes",
         tables=(effects, times),
         figures={
