@@ -169,8 +169,8 @@ def _result(found: dict[str, Condition], share: float, prompts: int, length: int
         f"On disk fp8 takes {share:.1%} of the bytes.",
     )
     return harness.Result(
-        headline=f"fp8: mean difference of log-probabilities {effect.mean:.4f} (max {effect.worst:.2f}), top 1 agrees in "
-        f"{effect.agreement:.1%}, {share:.1%} of the bytes",
+        headline=f"fp8: mean difference of log-probabilities {effect.mean:.4f} (max {effect.worst:.2f}), "
+        f"top 1 agrees in {effect.agreement:.1%}, {share:.1%} of the bytes",
         tables=(effects, times),
         figures={
             "mean_delta": effect.mean,
