@@ -22,9 +22,9 @@ from kvist_router.mind.inflight import InFlight, InFlightMap
 from kvist_router.mind.mind import PENDING_GRACE_SECONDS
 from kvist_router.mind.neighbours.known import Known
 from kvist_router.mind.pricing import candidate
-from kvist_router.mind.replica import Chain, Replica
+from kvist_router.mind.replica import Replica
 from kvist_router.settings import IndexSettings, ReplicaSettings
-from kvist_router.tokens.keys import KeyMemo
+from kvist_router.tokens.keys import Chain, KeyMemo, Prompt
 
 CHUNK_BYTES = 64 * 2**20
 
@@ -61,7 +61,7 @@ class Kvist:
         for wire in self._heard:
             wire.deliver(now)
         keys = [block.to_bytes(16) for block in request.blocks]
-        chains = [Chain(b"", keys, b"", request.tokens)]
+        chains = [Chain(b"", keys, request.tokens, Prompt(()), b"")]
         candidates = [
             candidate(replica, chains, request.tokens, self._memo, now, self._policy.feeds)
             for replica in self._replicas

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+from itertools import accumulate
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvist_router.mind.interface import Metadata, Report
-from kvist_router.mind.potential import REPORT_SECONDS, Potential
+from kvist_router.mind.mirror import ApproximateIndex
+from kvist_router.mind.potential import REPORT_SECONDS, NestedStores, Potential
 from kvist_router.mind.replica import Replica
 from kvist_router.settings import IndexSettings, ReplicaSettings
 from kvist_router.testing.engine import FakeEngine
@@ -81,6 +85,20 @@ def test_a_small_store_forgets_and_a_larger_one_does_not() -> None:
         potential.saw(plain, keys, 3000 * 256, 0)
     small, large, _ = (item["hit_rate"] for item in potential.summary()["with_connector"])
     assert small < large == pytest.approx(1 / 3, rel=0.01)
+
+
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    st.lists(st.lists(st.integers(0, 20), max_size=12, unique=True), max_size=30),
+)
+def test_nested_stores_have_what_each_would_have_alone(rooms: list[int], prompts: list[list[int]]) -> None:
+    capacities = list(accumulate(rooms))
+    nested, alone = NestedStores(capacities), [ApproximateIndex(capacity) for capacity in capacities]
+    for prompt in prompts:
+        keys = [bytes([number]) * 16 for number in prompt]
+        assert nested.used(keys) == [store.hit(keys).gpu_chunks for store in alone]
+        for store in alone:
+            store.add(keys)
 
 
 def test_it_is_said_in_the_log_once_for_what_is_new(caplog: pytest.LogCaptureFixture) -> None:

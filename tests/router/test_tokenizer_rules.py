@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from kvist_connector.errors import ConfigError
 from kvist_connector.keys import chunk_keys, pack_tokens, tail_keys
 from kvist_router.errors import NotExact
-from kvist_router.tokens.keys import KeyMemo
+from kvist_router.tokens.keys import KeyMemo, Prompt
 from kvist_router.tokens.lru import SizedLRU
 from kvist_router.tokens.segments import exact_splitter
 from kvist_router.tokens.template import ChatTemplate
@@ -154,16 +154,25 @@ def test_the_memo_gives_the_keys_of_the_formula(
             root, [*tokens[: len(b"".join(segments[:2])) // 4], *tokens], chunk
         )
         assert memo.segment_keys(root, segments, 2 * chunk) == chunk_keys(root, tokens, 2 * chunk)
-        assert list(memo.tail_keys(b"p" * 16, packed[: 4 * chunk], 2)) == tail_keys(
-            b"p" * 16, tokens, 2, chunk
-        )
+        chain = memo.chain(root, Prompt(segments), chunk)
+        for chunks in range(len(chain.keys) + 1):
+            parent = chain.keys[chunks - 1] if chunks else root
+            tails = tail_keys(parent, tokens[chunks * chunk : (chunks + 1) * chunk], 2, chunk)
+            for held in range(len(tails) + 1):
+                assert memo.leading_blocks(chain, chunks, chunk, 2, set(tails[:held]).__contains__) == held
 
 
 def test_the_memo_is_bounded_by_what_it_holds() -> None:
     memo = KeyMemo(100)
     for number in range(2000):
         memo.segment_keys(b"r" * 16, [number.to_bytes(4, "little") * 512], 256)
-        list(memo.tail_keys(number.to_bytes(16, "little"), bytes(256), 64))
+        memo.leading_blocks(
+            memo.chain(number.to_bytes(16, "little"), Prompt.whole(bytes(256)), 256),
+            0,
+            256,
+            64,
+            lambda _: True,
+        )
     assert len(memo) <= 300
 
 

@@ -116,8 +116,10 @@ def tie_band(
         standstill, ratio, seconds = weights.standstill, weights.tie_ratio, weights.tie_seconds
     mean = sum(candidate.lately for candidate in candidates) / len(candidates)
     totals = [
-        candidate.cost.total + delays(candidate, standstill) + work(candidate, mean)
-        for candidate in candidates
+        item.cost.total
+        + (delays(item, standstill) if item.waiting or item.decoding else 0.0)
+        + work(item, mean)
+        for item in candidates
     ]
     least = min(totals)
     ttft = candidates[totals.index(least)].cost.total

@@ -29,7 +29,8 @@ PRIOR_PRICES: Mapping[int, TierPrice] = {
     Tier.DISK: TierPrice(0.002, 1e9),
     **SHARED_PRICES,
 }
-_MEMORY = bytes([Tier.MEMORY])
+_MEMORY_TIER = int(Tier.MEMORY)
+_MEMORY = bytes([_MEMORY_TIER])
 UNMEASURED_LOAD = 0.5
 CORRECTION_RANGE = (0.5, 2.0)
 CORRECTION_WEIGHT = 0.02  # a faster one follows noise, and sends everything where it fell last
@@ -91,14 +92,15 @@ def prompt_cost(
     may be many times too fast, and would send a conversation away from its chunks on disk.
     """
     most = max(0, tokens - 1) // block_tokens * block_tokens
-    gpu = min(match.gpu_tokens, most)
-    chunks, load = _loaded(match, gpu // chunk_tokens, chunk_tokens, speeds)
-    reused = max(gpu, min(chunks * chunk_tokens, most))
-    pending = 0.0
+    reused = gpu = min(match.gpu_tokens, most)
+    load = pending = 0.0
+    if len(match.hit.stored) > gpu // chunk_tokens:
+        chunks, load = _loaded(match.hit.stored, gpu // chunk_tokens, chunk_tokens, speeds)
+        reused = max(gpu, min(chunks * chunk_tokens, most))
     if match.pending_chunks:
         reused = max(reused, min((match.hit.chunks + match.pending_chunks) * chunk_tokens, most))
         pending = max(0.0, match.pending_ready - queue - space)
-    if not speeds.measured:
+    if load and not speeds.measured:
         load = min(load, UNMEASURED_LOAD * speeds.prefill.seconds(gpu, reused))
     recompute = speeds.prefill.seconds(reused, tokens) * speeds.correction
     return Cost(queue, load, pending, recompute, reused, space)
@@ -110,13 +112,10 @@ def taken_tokens(match: Match, tokens: int, chunk_tokens: int) -> int:
     return taken if taken > 0 else 0
 
 
-def _loaded(match: Match, first: int, chunk_tokens: int, speeds: Speeds) -> tuple[int, float]:
+def _loaded(stored: bytes, first: int, chunk_tokens: int, speeds: Speeds) -> tuple[int, float]:
     """Leading chunks after loading, and its seconds. Resident ones always load, lower tiers if it pays."""
-    stored = match.hit.stored
-    if len(stored) <= first:
-        return 0, 0.0
     resident = len(stored) - len(stored[first:].lstrip(_MEMORY))
-    load = speeds.price(Tier.MEMORY).seconds((resident - first) * speeds.chunk_bytes)
+    load = speeds.price(_MEMORY_TIER).seconds((resident - first) * speeds.chunk_bytes)
     if resident == len(stored):
         return resident, load
     sizes = [(speeds.price(tier), speeds.chunk_bytes) for tier in stored[resident:]]

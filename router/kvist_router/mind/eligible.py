@@ -16,6 +16,18 @@ RETRY_AFTER_SECONDS = 2
 
 def eligible(replicas: list[Replica], model: str | None, exclude: tuple[str, ...]) -> list[Replica]:
     """Replicas that can take a request for the model; raises Refused, Unavailable if waiting may help."""
+    best = [
+        replica
+        for replica in replicas
+        if replica.takes
+        and replica.breaker.takes
+        and replica.name not in exclude
+        and (model in replica.models if model is not None else replica.models)
+    ]
+    return best or _second_best(replicas, model, exclude)
+
+
+def _second_best(replicas: list[Replica], model: str | None, exclude: tuple[str, ...]) -> list[Replica]:
     serving = [
         replica for replica in replicas if replica.models and (model is None or model in replica.models)
     ]

@@ -22,4 +22,6 @@ class Lately:
 
     def tokens(self, now: float) -> float:
         """As of now."""
+        if not self._tokens:
+            return 0.0
         return self._tokens * math.exp(-max(0.0, now - self._as_of) / LATELY_SECONDS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from os import urandom
 from random import Random
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from kvist_router.access.salt import tenant_salt
 from kvist_router.errors import Refused
 from kvist_router.metrics import MindMetrics
 from kvist_router.mind.admission.gate import Gate
-from kvist_router.mind.choice import Candidate, Policy, Weights, delays, work
+from kvist_router.mind.choice import Candidate, Policy
 from kvist_router.mind.eligible import model_of
 from kvist_router.mind.inflight import Elsewhere, InFlight, InFlightMap
 from kvist_router.mind.interface import Decision, Metadata, Refusal, Report
@@ -34,15 +34,15 @@ from kvist_router.mind.policies import policy as policy_of
 from kvist_router.mind.potential import Potential
 from kvist_router.mind.pricing import candidate, unknown
 from kvist_router.mind.prompts import Prompts, PromptSource
-from kvist_router.mind.records import Considered, DecisionRecord, Records
-from kvist_router.mind.replica import Chain, Identity, Replica
+from kvist_router.mind.records import DecisionRecord, Records, considered
+from kvist_router.mind.replica import Identity, Replica
 from kvist_router.mind.responses import ResponseFinder
 from kvist_router.mind.shadows import Shadows, dry_run
 from kvist_router.mind.shared import SharedKeys
 from kvist_router.mind.waiting import Waiting
 from kvist_router.relay.edits import edit_body
 from kvist_router.settings import RouterSettings
-from kvist_router.tokens.keys import TOKEN_BYTES, KeyMemo
+from kvist_router.tokens.keys import Chain, KeyMemo
 from kvist_router.tokens.lru import SizedLRU
 from kvist_router.tokens.request import Request, parse, stored
 
@@ -70,16 +70,19 @@ class _Keyed(NamedTuple):
 
 
 class _Considered(NamedTuple):
-    replica: Replica
-    candidate: Candidate
-    keys: list[bytes]
+    """The replicas' prices, and the keys of the prompts at each, in their order."""
+
+    candidates: list[Candidate]
+    keys: list[list[bytes]]
 
 
 class _Decided(NamedTuple):
     """What the policy said, and of which candidates."""
 
-    considered: list[_Considered]
-    chosen: _Considered
+    candidates: list[Candidate]
+    replica: Replica
+    chosen: Candidate
+    keys: list[bytes]
     reason: str
     elsewhere: dict[str, Elsewhere]
 
@@ -150,7 +153,7 @@ class LocalMind:
         decision: Decision | None = None
         try:
             decided = self._decide(question, replicas, self._policy, self._shadows)
-            self.gate.shed(metadata.tenant, decided.chosen.candidate.cost.total)
+            self.gate.shed(metadata.tenant, decided.chosen.cost.total)
             decision = self._dispatch(question, decided, body, metadata)
             return decision
         finally:
@@ -167,6 +170,7 @@ class LocalMind:
         decided = self._decide(question, replicas, dry_run(self._policy), self._shadows.dry_run())
         record = self._record(question, decided, metadata)
         record.outcome = "not sent"
+        record.considered = considered(decided.candidates, self._settings.weights.standstill)
         return record
 
     async def report(self, request_id: str, report: Report) -> None:
@@ -238,9 +242,9 @@ class LocalMind:
         prompts = await self.source.prompts(request, replicas[0].url, metadata.skimmed)
         # A drain may have begun meanwhile, and once we have acknowledged it nothing more may go there.
         replicas = [replica for replica in replicas if replica.takes] or replicas
-        lengths = [len(prompt.packed) // TOKEN_BYTES for prompt in prompts.each]
-        if model.longest is not None and lengths and max(lengths) > model.longest:
-            raise Refused(_too_long(max(lengths), model.longest, request))
+        longest = max([prompt.tokens for prompt in prompts.each], default=0)
+        if model.longest is not None and longest > model.longest:
+            raise Refused(_too_long(longest, model.longest, request))
         question = _Question(
             metadata.id or urandom(16).hex(),
             request,
@@ -280,55 +284,53 @@ class LocalMind:
     def _decide(
         self, question: _Question, replicas: list[Replica], policy: Policy, shadows: Shadows
     ) -> _Decided:
-        considered = list(self._consider(question, replicas, policy.feeds))
-        priced = {policy.feeds: [item.candidate for item in considered]}
-        prefix = _prefix(considered[0].keys)
+        found = self._consider(question, replicas, policy.feeds)
+        prefix = _prefix(found.keys[0])
         unheard = self.unheard()
-        choice = policy.choose(priced[policy.feeds], self._random, prefix, unheard)
-        chosen = next(item for item in considered if item.candidate.name == choice.name)
-        if not shadows:
-            return _Decided(considered, chosen, choice.reason, {})
+        choice = policy.choose(found.candidates, self._random, prefix, unheard)
+        at = [replica.name for replica in replicas].index(choice.name)
+        elsewhere: dict[str, Elsewhere] = {}
+        if shadows:
+            priced = {policy.feeds: found.candidates}
 
-        def candidates(feeds: bool) -> list[Candidate]:
-            if feeds not in priced:
-                priced[feeds] = [item.candidate for item in self._consider(question, replicas, feeds)]
-            return priced[feeds]
+            def candidates(feeds: bool) -> list[Candidate]:
+                if feeds not in priced:
+                    priced[feeds] = self._consider(question, replicas, feeds).candidates
+                return priced[feeds]
 
-        elsewhere = shadows.choose(choice.name, candidates, policy.feeds, self._random, prefix, unheard)
-        return _Decided(considered, chosen, choice.reason, elsewhere)
+            elsewhere = shadows.choose(choice.name, candidates, policy.feeds, self._random, prefix, unheard)
+        chosen, keys = found.candidates[at], found.keys[at]
+        return _Decided(found.candidates, replicas[at], chosen, keys, choice.reason, elsewhere)
 
-    def _consider(self, question: _Question, replicas: list[Replica], feeds: bool) -> Iterator[_Considered]:
-        now = self._clock()
+    def _consider(self, question: _Question, replicas: list[Replica], feeds: bool) -> _Considered:
+        now, memo, tokens = self._clock(), self._memo, question.tokens
         keyed: dict[Identity, _Keyed] = {}
         name = question.request.model or question.model.name
+        candidates, keys = [], []
         for replica in replicas:
             identity = replica.identity(name)
             try:
                 prompts = keyed.get(identity)
                 if prompts is None:
                     prompts = keyed[identity] = self._keyed(question, identity)
-                found = candidate(replica, prompts.chains, question.tokens, self._memo, now, feeds)
-                if not math.isfinite(found.cost.total + delays(found)):
+                found, known = candidate(replica, prompts.chains, tokens, memo, now, feeds), prompts.keys
+                # Its two terms that nothing bounds; what is multiplied with them feed_limits.py does.
+                if not math.isfinite(found.cost.total + found.occupied):
                     raise ArithmeticError("its predicted cost is not a finite number")
             except (ArithmeticError, ValueError, struct.error) as error:
                 # What one feed said must not fail all requests: it is priced as if it had said nothing.
                 replica.unpriced(error)
-                yield _Considered(replica, unknown(replica, question.tokens), [])
-            else:
-                yield _Considered(replica, found, prompts.keys)
+                found, known = unknown(replica, tokens), []
+            candidates.append(found)
+            keys.append(known)
+        return _Considered(candidates, keys)
 
     def _keyed(self, question: _Question, identity: Identity) -> _Keyed:
         root = self._root(identity, question.model.name if question.model.adapter else "", question.salt)
         chunk_tokens = identity[2]
-        chains = [
-            Chain(
-                root,
-                self._memo.segment_keys(root, prompt.segments, chunk_tokens),
-                prompt.packed,
-                len(prompt.packed) // TOKEN_BYTES,
-            )
-            for prompt in question.prompts.each
-        ]
+        chains = [self._memo.chain(root, prompt, chunk_tokens) for prompt in question.prompts.each]
+        if len(chains) == 1:
+            return _Keyed(chains, chains[0].keys)
         return _Keyed(chains, [key for chain in chains for key in chain.keys])
 
     def _root(self, identity: Identity, lora: str, salt: str) -> bytes:
@@ -347,29 +349,29 @@ class LocalMind:
         body: bytes,
         metadata: Metadata,
     ) -> Decision:
-        chosen = decided.chosen
-        replica, cost, now = chosen.replica, chosen.candidate.cost, self._clock()
+        replica, keys, cost, now = decided.replica, decided.keys, decided.chosen.cost, self._clock()
         replica.breaker.sent(question.id)
-        computes = replica.computes(chosen.keys, now)
-        ready = now + cost.total
+        computes, ttft = replica.computes(keys, now), cost.total
+        ready = now + ttft
         if computes:
-            replica.pending.add(computes, ready, ready + cost.total + PENDING_GRACE_SECONDS, question.id)
+            replica.pending.add(computes, ready, ready + ttft + PENDING_GRACE_SECONDS, question.id)
         self.in_flight.begin(
             InFlight(
                 question.id,
                 replica,
-                chosen.keys,
+                keys,
                 computes,
                 max(0, question.tokens - cost.reused),
-                cost.total,
+                ttft,
                 now,
                 cost.space > 0,
                 decided.elsewhere,
             )
         )
-        self.records.add(self._record(question, decided, metadata))
+        record = self._record(question, decided, metadata)
+        self.records.add(record, decided.candidates, self._settings.weights.standstill)
         if len(question.prompts.each) == 1:
-            self.potential.saw(replica, chosen.keys, question.tokens, cost.reused)
+            self.potential.saw(replica, keys, question.tokens, cost.reused)
         self.metrics.sent(replica.name)
         self.metrics.prompt.inc(question.tokens)
         self.metrics.predicted.inc(cost.reused)
@@ -398,47 +400,26 @@ class LocalMind:
         # The keys of an adapter's chunks depend on its revision, which the router does not know.
         single = len(question.prompts.each) == 1 and question.request.copies == 1
         comparable = single and not question.model.adapter
-        chosen = decided.chosen
+        cost, name, keys = decided.chosen.cost, decided.replica.name, decided.keys
         return DecisionRecord(
             id=question.id,
             time=time.time(),
             path=metadata.path,
             model=question.model.name,
             policy=self._settings.policy,
-            replica=chosen.replica.name,
+            replica=name,
             reason=decided.reason,
             prompt_tokens=question.tokens,
-            predicted_tokens=chosen.candidate.cost.reused,
-            predicted_ttft=chosen.candidate.cost.total,
+            predicted_tokens=cost.reused,
+            predicted_ttft=cost.total,
             tokens_from=question.prompts.source,
             streamed=question.request.stream,
             beyond_plain=sorted(question.prompts.used),
-            considered=_costs([item.candidate for item in decided.considered], self._settings.weights),
-            attempts=[*metadata.exclude, chosen.replica.name],
-            last_chunk_key=chosen.keys[-1].hex() if comparable and chosen.keys else "",
+            attempts=[*metadata.exclude, name],
+            last_chunk_key=keys[-1].hex() if comparable and keys else "",
             tenant=metadata.tenant,
             elsewhere={name: other.replica for name, other in decided.elsewhere.items()},
         )
-
-
-def _costs(candidates: list[Candidate], weights: Weights) -> list[Considered]:
-    mean = sum(item.lately for item in candidates) / len(candidates)
-    return [
-        Considered(
-            item.name,
-            cost.total,
-            cost.queue,
-            cost.load,
-            cost.pending,
-            cost.recompute,
-            cost.reused,
-            cost.space,
-            delays(item, weights.standstill),
-            work(item, mean),
-        )
-        for item in candidates
-        for cost in [item.cost]
-    ]
 
 
 def _prefix(keys: list[bytes]) -> bytes:

@@ -56,7 +56,7 @@ class Mirror:
         self._shared = shared if shared is not None else SharedKeys()
         self._told: dict[int, set[bytes]] = {}  # by bit of a shared tier: what `shared` counts of ours
         self._reads = 0  # bits of the shared tiers that it has and that answer it
-        self._whole = _without(0)
+        self._whole, self._best = _without(0)
         self._sequence = 0
         self.opening: feed.Opening | None = None
         self.complete = False  # the snapshot has arrived in full
@@ -95,7 +95,8 @@ class Mirror:
             1 << speed.tier: speed.bytes_per_second > 0 for speed in speeds if 0 <= speed.tier < len(Tier)
         }
         self._reads = sum(bit for bit, answers in told.items() if answers) & (SHARED_BITS | PEER_BIT)
-        self._whole = _without(sum(bit for bit, answers in told.items() if not answers) & SHARED_BITS)
+        silent = sum(bit for bit, answers in told.items() if not answers)
+        self._whole, self._best = _without(silent & SHARED_BITS)
 
     def follow(self, sequence: int) -> None:
         """Check that no frame is missing."""
@@ -134,25 +135,24 @@ class Mirror:
 
     def hit(self, keys: Sequence[bytes]) -> Hit:
         """Leading chunks of a prompt that the replica holds."""
-        if not keys or not (keys[0] in self._tiers or self._elsewhere(keys)):
+        tiers, reads = self._tiers, self._reads
+        if not keys or not (keys[0] in tiers or (reads and self._elsewhere(keys))):
             return NO_HIT
-        # Loops in C: this runs for every replica of every request.
-        masks = bytes(map(self._tiers.get, keys, repeat(0))).translate(self._whole)
-        if self._reads:
-            masks = _either(masks, self._shared.masks(keys, self._reads))
+        # Loops in C, and no further than need be: this runs for every replica of every request.
+        if not reads:
+            keys = _beginning(keys, tiers)
+        masks = bytes(map(tiers.get, keys, repeat(0)))
         gpu = masks.translate(_ON_GPU).find(0)
-        stored = masks.translate(_BEST)
+        if reads:
+            stored = _either(masks.translate(self._whole), self._shared.masks(keys, reads)).translate(_BEST)
+        else:
+            stored = masks.translate(self._best)
         end = stored.find(0)
         return Hit(gpu if gpu >= 0 else len(masks), stored[:end] if end >= 0 else stored)
 
-    def tail_blocks(self, keys: Iterable[bytes]) -> int:
-        """How many of the block prefixes (shortest first) are on the GPU."""
-        count = 0
-        for key in keys:
-            if not self._tiers.get(key, 0) & GPU_BIT:
-                break
-            count += 1
-        return count
+    def gpu_has(self, key: bytes) -> bool:
+        """Whether the key is on the GPU."""
+        return bool(self._tiers.get(key, 0) & GPU_BIT)
 
     def on_gpu(self) -> bool:
         """Whether anything at all is on the GPU; stops at the first such key."""
@@ -257,9 +257,18 @@ class ApproximateIndex:
 
 
 @lru_cache(1 << len(SHARED_TIERS))  # asked with every load report, and there are no more answers
-def _without(bits: int) -> bytes:
-    """For bytes.translate: every mask without these tiers."""
-    return bytes(mask & ~bits for mask in range(256))
+def _without(bits: int) -> tuple[bytes, bytes]:
+    """For bytes.translate: every mask without these tiers, and the best stored tier of that."""
+    rest = bytes(mask & ~bits for mask in range(256))
+    return rest, rest.translate(_BEST)
+
+
+def _beginning(keys: Sequence[bytes], tiers: Mapping[bytes, int]) -> Sequence[bytes]:
+    """The keys up to one that is not there: the half of them, a quarter, and so on."""
+    end = len(keys)
+    while end > 1 and keys[end // 2] not in tiers:
+        end //= 2
+    return keys if end == len(keys) else keys[:end]
 
 
 def _either(first: bytes, second: bytes) -> bytes:

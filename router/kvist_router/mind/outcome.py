@@ -59,7 +59,7 @@ class Outcomes:
                 "reach the agent; the endpoints of --kv-events-config and --kv-events must be one",
                 replica.name,
             )
-        decision = self._records.get(record.request)
+        decision = self._records.running(record.request)
         if decision is None or decision.replica != replica.name:
             return
         decision.actual = actual(replica.name, record)
@@ -70,7 +70,7 @@ class Outcomes:
             self._compare(decision, record)
 
     def _first_byte(self, entry: InFlight) -> None:
-        now, decision = self._clock(), self._records.get(entry.id)
+        now, decision = self._clock(), self._records.running(entry.id)
         streamed = decision is not None and decision.streamed
         self._in_flight.first_byte(entry, now if streamed else None)
         seconds = now - entry.decided
@@ -94,7 +94,7 @@ class Outcomes:
             entry.replica.held(self._clock() - (entry.answering_since or entry.decided))
         if report.unreachable:
             entry.replica.unreachable(report.error)
-        decision = self._records.get(entry.id)
+        decision = self._records.running(entry.id)
         if decision is not None:
             decision.outcome, decision.error = report.event, report.error
             decision.duration = self._clock() - entry.decided

@@ -9,11 +9,11 @@ is what a connector would have loaded. What the engines reuse today is their own
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvist_connector.keys import CHUNK_TOKENS
-from kvist_router.mind.mirror import ApproximateIndex
 from kvist_router.mind.replica import Replica
 
 STORES = (2**20, 2**22, 2**24)  # tokens that a store holds
@@ -28,7 +28,7 @@ class Potential:
     def __init__(self, replicas: Mapping[str, Replica], clock: Callable[[], float]) -> None:
         self._replicas = replicas
         self._clock = clock
-        self._stores = {tokens: ApproximateIndex(tokens // CHUNK_TOKENS) for tokens in STORES}
+        self._stores = NestedStores([tokens // CHUNK_TOKENS for tokens in STORES])
         self._found = dict.fromkeys(STORES, 0)
         self._prompt = self._predicted = 0
         self._said, self._said_at = 0, clock()
@@ -39,10 +39,8 @@ class Potential:
             return
         self._prompt += tokens
         self._predicted += predicted
-        for size, store in self._stores.items():
-            found = store.hit(keys).gpu_chunks * replica.chunk_tokens
-            self._found[size] += max(predicted, min(found, tokens - 1))
-            store.add(keys)
+        for size, chunks in zip(STORES, self._stores.used(keys), strict=True):
+            self._found[size] += max(predicted, min(chunks * replica.chunk_tokens, tokens - 1))
 
     def summary(self) -> dict[str, Any]:
         """Rates of all prompt tokens that went to engines without an agent; `today` says from whom it is."""
@@ -72,6 +70,46 @@ class Potential:
 
     def _rate(self, tokens: int) -> float:
         return tokens / self._prompt if self._prompt else 0.0
+
+
+class NestedStores:
+    """LRU stores of growing `capacities` (chunks), to all of which the same is added.
+
+    What is in one is in the larger ones too (Mattson et al., 1970), so each key is kept once: in the layer
+    of the smallest store that has it.
+    """
+
+    def __init__(self, capacities: Sequence[int]) -> None:
+        self._layers: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in capacities]
+        self._rooms = [own - less for own, less in zip(capacities, (0, *capacities), strict=False)]
+
+    def used(self, keys: Sequence[bytes]) -> list[int]:
+        """Leading chunks that each store has. Then they are added, the first as the most recent."""
+        layers = self._layers
+        found: list[int] = []
+        for count, key in enumerate(keys):
+            if key in layers[0]:
+                continue
+            has = next((number for number, layer in enumerate(layers) if key in layer), len(layers))
+            found += [count] * (has - len(found))
+            if has == len(layers):
+                break
+        found += [len(keys)] * (len(layers) - len(found))
+        self._add(keys)
+        return found
+
+    def _add(self, keys: Sequence[bytes]) -> None:
+        top, *others = self._layers
+        for key in reversed(keys):
+            if key in top:
+                top.move_to_end(key)
+                continue
+            top[key] = None
+            for layer in others:
+                layer.pop(key, None)
+        for upper, room, lower in zip(self._layers, self._rooms, (*others, OrderedDict()), strict=True):
+            while len(upper) > room:
+                lower[upper.popitem(last=False)[0]] = None
 
 
 def sentence(summary: Mapping[str, Any]) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from kvist_router.mind.choice import Candidate
 from kvist_router.mind.cost import PRIOR_PREFILL, Cost, prompt_cost, taken_tokens
-from kvist_router.mind.replica import Busy, Chain, Replica
-from kvist_router.tokens.keys import KeyMemo
+from kvist_router.mind.replica import Busy, Replica
+from kvist_router.tokens.keys import Chain, KeyMemo
 
 CROWDING = 4  # the chance that KV space will be wanted and not there: its used share to this power
 
@@ -25,18 +25,19 @@ def candidate(
         match = replica.match(chain, memo, now, feeds)
         taken = taken_tokens(match, chain.tokens, chunk)
         queue = speeds.prefill.linear * busy.prefill_tokens * speeds.correction
-        space = busy.space_seconds(taken, queue)
+        space = busy.space_seconds(taken, queue) if busy.space_total else 0.0
         cost = prompt_cost(match, chain.tokens, chunk, replica.block_tokens, speeds, queue, space)
     else:
         cost, taken = _together(replica, busy, chains, tokens, memo, now, feeds)
+    elsewhere = replica.elsewhere
     return Candidate(
         replica.name,
         cost,
-        replica.outstanding_tokens + replica.elsewhere.tokens,
-        replica.outstanding_requests + replica.elsewhere.requests,
+        replica.outstanding_tokens + elsewhere.tokens,
+        replica.outstanding_requests + elsewhere.requests,
         busy.waiting,
         busy.decoding,
-        taken * busy.kept_rate * busy.crowded**CROWDING,
+        taken * busy.kept_rate * busy.crowded**CROWDING if busy.space_total else 0.0,
         replica.lately.tokens(now),
         tokens,
     )

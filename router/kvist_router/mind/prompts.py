@@ -14,7 +14,7 @@ from kvist_connector.keys import pack_tokens
 from kvist_router.errors import NotExact
 from kvist_router.metrics import MindMetrics
 from kvist_router.tokens.estimate import estimated_tokens, multimodal
-from kvist_router.tokens.keys import TOKEN_BYTES, cut
+from kvist_router.tokens.keys import Prompt
 from kvist_router.tokens.remote import RemoteTokenizer
 from kvist_router.tokens.request import MAX_PROMPTS, Request
 from kvist_router.tokens.responses import as_chat
@@ -23,18 +23,6 @@ from kvist_router.tokens.unusual import unusual
 
 NOT_VERIFIED = "not verified yet"
 MAX_REMOTE_PROMPTS = 4  # of one body that are sent to /tokenize; the others count as cold
-
-
-class Prompt(msgspec.Struct, frozen=True):
-    """Packed tokens of one prompt, whole and in segments (tokens/keys.py)."""
-
-    packed: bytes
-    segments: list[bytes]
-
-    @classmethod
-    def whole(cls, packed: bytes) -> Prompt:
-        """Tokens that came in one piece."""
-        return cls(packed, cut(packed))
 
 
 class Prompts(msgspec.Struct, frozen=True):
@@ -48,7 +36,7 @@ class Prompts(msgspec.Struct, frozen=True):
     @property
     def tokens(self) -> int:
         """Of all prompts together."""
-        return sum(len(prompt.packed) for prompt in self.each) // TOKEN_BYTES + self.estimate
+        return sum([prompt.tokens for prompt in self.each]) + self.estimate
 
 
 class PromptSource:
@@ -153,7 +141,7 @@ class PromptSource:
             if not self._doubted.keys().isdisjoint(used):
                 raise NotExact("disproved")
             segments = await local.chat(request.fields)
-            return Prompts((Prompt(b"".join(segments), segments),), "local", used=used)
+            return Prompts((Prompt(segments),), "local", used=used)
         except NotExact as reason:
             self._metrics.remote_tokenize(str(reason))
         if multimodal(request.fields["messages"]):
@@ -176,7 +164,7 @@ class PromptSource:
             local = self._trusted()
             encode = local.text if special else local.plain
             found = [await encode(text) for text in texts]
-            return Prompts(tuple(Prompt(b"".join(segments), segments) for segments in found), "local")
+            return Prompts(tuple(map(Prompt, found)), "local")
         except NotExact as reason:
             self._metrics.remote_tokenize(str(reason))
         answers = [
@@ -203,4 +191,4 @@ def _ids(prompts: list[Any]) -> Prompts:
 
 
 def _within(prompts: tuple[Prompt, ...], most: Any) -> bool:
-    return isinstance(most, int) and all(len(prompt.packed) <= TOKEN_BYTES * most for prompt in prompts)
+    return isinstance(most, int) and all(prompt.tokens <= most for prompt in prompts)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -32,7 +31,7 @@ from kvist_router.mind.prefix_cache import PrefixCache
 from kvist_router.mind.shared import SharedKeys
 from kvist_router.mind.trust import Trust
 from kvist_router.settings import IndexSettings, ReplicaSettings
-from kvist_router.tokens.keys import TOKEN_BYTES, KeyMemo
+from kvist_router.tokens.keys import Chain, KeyMemo
 
 BLOCK_TOKENS = 16  # of an engine that did not say
 PENDING_KEYS = 65_536
@@ -44,15 +43,6 @@ _KNOWN_TIERS = frozenset(int(tier) for tier in Tier)
 
 
 Identity = tuple[bytes, int, int]  # fingerprint, KV group, tokens of a chunk: what keys depend on
-
-
-class Chain(NamedTuple):
-    """One prompt of a request: its packed tokens, and the keys of its chunks under `root`."""
-
-    root: bytes
-    keys: list[bytes]
-    packed: bytes
-    tokens: int
 
 
 class Busy(msgspec.Struct, frozen=True, gc=False):
@@ -151,8 +141,14 @@ class Replica:
 
     @property
     def takes(self) -> bool:
-        """Whether requests should go there."""
-        return self.serves and not self.draining
+        """Whether requests should go there: it serves, and does not drain."""
+        return (
+            self.healthy
+            and self.listed_ready
+            and not self.behind
+            and not self.terminating
+            and not self.mirror.draining
+        )
 
     def listed(self, ready: bool, terminating: bool) -> None:
         """What discovery says of it now."""
@@ -177,8 +173,10 @@ class Replica:
         """What this replica would reuse of a prompt; without `feeds` by own dispatches alone."""
         keys, mirrored = chain.keys, feeds and self.mirrored(now)
         hit = self.mirror.hit(keys) if mirrored else NO_HIT
-        if mirrored and self._gpu_believed():
-            gpu = hit.gpu_chunks * self.chunk_tokens + self._tail(chain, hit.gpu_chunks, memo)
+        if mirrored and self.mirror.gpu_known and not self.gpu_doubted:
+            count, chunk, block = hit.gpu_chunks, self.chunk_tokens, self.block_tokens
+            gpu = count * chunk
+            gpu += block * memo.leading_blocks(chain, count, chunk, block, self.mirror.gpu_has)
         else:  # unknown is not empty: what was sent there is probably on the GPU still
             hit = Hit(self.approximate.hit(keys).gpu_chunks, hit.stored)
             gpu = hit.gpu_chunks * self.chunk_tokens
@@ -194,13 +192,6 @@ class Replica:
         share, block = self.trust.believed, self.block_tokens
         stored = hit.stored[: int(len(hit.stored) * share)]
         return Hit(int(hit.gpu_chunks * share), stored), int(gpu * share) // block * block
-
-    def _tail(self, chain: Chain, chunks: int, memo: KeyMemo) -> int:
-        start = chunks * self.chunk_tokens * TOKEN_BYTES
-        partial = chain.packed[start : start + self.chunk_tokens * TOKEN_BYTES]
-        parent = chain.keys[chunks - 1] if chunks else chain.root
-        block = self.block_tokens
-        return self.mirror.tail_blocks(memo.tail_keys(parent, partial, block)) * block
 
     def busy(self, now: float) -> Busy:
         """What is done here and waits, as far as it is known.

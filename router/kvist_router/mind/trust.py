@@ -19,11 +19,7 @@ class Trust:
 
     def __init__(self) -> None:
         self.share = 1.0
-
-    @property
-    def doubted(self) -> bool:
-        """Whether the view is not believed as it is."""
-        return self.share < DOUBT
+        self.doubted = False  # whether the view is not believed as it is
 
     @property
     def believed(self) -> float:
@@ -33,9 +29,13 @@ class Trust:
     def compared(self, predicted: int, found: int) -> bool:
         """A request's tokens, predicted and found; true when that begins a doubt."""
         before = self.doubted
-        self.share += WEIGHT * (min(1.0, found / predicted) - self.share)
+        self._move(WEIGHT * (min(1.0, found / predicted) - self.share))
         return self.doubted and not before
 
     def tick(self) -> None:
         """Once a second."""
-        self.share += FORGIVEN * (1.0 - self.share)
+        self._move(FORGIVEN * (1.0 - self.share))
+
+    def _move(self, by: float) -> None:
+        self.share += by
+        self.doubted = self.share < DOUBT

@@ -7,7 +7,7 @@ those of kvist_connector.keys, which the memo only remembers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -17,6 +17,44 @@ TOKEN_BYTES = 4
 CUT_BYTES = 1024  # segments of tokens that come in one piece
 CHUNK_COST = 1200  # bytes that the memo takes for a chunk of the usual size
 _NODE_COST = 200
+
+
+class Prompt:
+    """Tokens of one prompt in segments; in one piece only if somebody asks for it."""
+
+    __slots__ = ("_packed", "segments", "size")
+
+    def __init__(self, segments: Sequence[bytes]) -> None:
+        self.segments = segments
+        self.size = sum(map(len, segments))  # bytes
+        self._packed: bytes | None = None
+
+    @classmethod
+    def whole(cls, packed: bytes) -> Prompt:
+        """Tokens that came in one piece."""
+        return cls(cut(packed))
+
+    @property
+    def tokens(self) -> int:
+        """How many."""
+        return self.size // TOKEN_BYTES
+
+    @property
+    def packed(self) -> bytes:
+        """All of them."""
+        if self._packed is None:
+            self._packed = b"".join(self.segments)
+        return self._packed
+
+
+class Chain(NamedTuple):
+    """One prompt of a request with the keys of its chunks under `root`."""
+
+    root: bytes
+    keys: list[bytes]
+    tokens: int
+    prompt: Prompt
+    rest: bytes  # packed tokens after the last chunk
 
 
 class _Node(NamedTuple):
@@ -37,7 +75,7 @@ class KeyMemo:
         self._young: dict[tuple[object, bytes], _Node] = {}
         self._old: dict[tuple[object, bytes], _Node] = {}
         self._size = 0
-        self._tails: dict[tuple[bytes, bytes], bytes] = {}
+        self._tails: dict[tuple[object, int], bytes] = {}
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old) + len(self._tails)
@@ -48,6 +86,15 @@ class KeyMemo:
 
     def segment_keys(self, root: bytes, segments: Sequence[bytes], chunk_tokens: int) -> list[bytes]:
         """The same for tokens in segments, whatever their lengths are."""
+        return self._walk(root, segments, chunk_tokens)[0]
+
+    def chain(self, root: bytes, prompt: Prompt, chunk_tokens: int) -> Chain:
+        """A prompt with its keys."""
+        keys, rest = self._walk(root, prompt.segments, chunk_tokens)
+        return Chain(root, keys, prompt.tokens, prompt, rest)
+
+    def _walk(self, root: bytes, segments: Sequence[bytes], chunk_tokens: int) -> tuple[list[bytes], bytes]:
+        """Keys, and the tokens after the last chunk."""
         at: object = (root, chunk_tokens)
         before = _Node(-1, (), root, b"")
         keys: list[bytes] = []
@@ -59,14 +106,25 @@ class KeyMemo:
                 young = self._young
             keys += node.keys
             before, at = node, node.number
-        return keys
+        return keys, before.rest
 
-    def tail_keys(self, parent: bytes, packed: bytes, block_tokens: int) -> Iterator[bytes]:
-        """Keys of the prefixes of a partial chunk that end on an engine block, shortest first; lazily."""
-        step = TOKEN_BYTES * block_tokens
-        for end in range(step, len(packed) + 1, step):
-            pair = (parent, packed[:end])
-            yield self._tails.get(pair) or self._remember_tail(pair)
+    def leading_blocks(
+        self, chain: Chain, chunks: int, chunk_tokens: int, block_tokens: int, held: Callable[[bytes], bool]
+    ) -> int:
+        """Engine blocks of what follows the first `chunks` that are `held`, up to a whole chunk."""
+        keys, tails, step = chain.keys, self._tails, TOKEN_BYTES * block_tokens
+        start = TOKEN_BYTES * chunk_tokens * chunks
+        size = min(TOKEN_BYTES * chunk_tokens, chain.prompt.size - start)
+        parent = keys[chunks - 1] if chunks else chain.root
+        # The key of a whole chunk names its beginnings, too.
+        name: object = keys[chunks] if chunks < len(keys) else (parent, chain.rest)
+        for end in range(step, size + 1, step):
+            key = tails.get((name, end))
+            if key is None:
+                key = self._remember_tail((name, end), parent, chain.prompt.packed[start : start + end])
+            if not held(key):
+                return end // step - 1
+        return max(0, size) // step
 
     def _remember(self, pair: tuple[object, bytes], before: _Node, step: int) -> _Node:
         node = self._old.get(pair)
@@ -78,10 +136,10 @@ class KeyMemo:
         self._young[pair] = node
         return node
 
-    def _remember_tail(self, pair: tuple[bytes, bytes]) -> bytes:
+    def _remember_tail(self, named: tuple[object, int], parent: bytes, packed: bytes) -> bytes:
         if len(self._tails) * CHUNK_COST >= self._half:
             self._tails.clear()
-        key = self._tails[pair] = next_key(*pair)
+        key = self._tails[named] = next_key(parent, packed)
         return key
 
 

@@ -26,27 +26,37 @@ _FIELDS = {
     )
     | _NULLS,
 }
-_PLAIN = frozenset({"system", "user", "assistant"})  # a text of theirs stays as it is
 _BILLING = "x-anthropic-billing-header"  # a line that changes with every request: vLLM drops it
 
 
 def engine_messages(messages: Sequence[Message], parts: bool, developer: bool) -> list[Message]:
     """The conversation; `parts`: contents are lists of parts, `developer`: the template knows that role."""
+    if not parts and all(map(_plain, messages)):
+        return list(messages)
     found = [_message(message, parts) for message in messages]
     if developer or not any(message["role"] == "developer" for message in found):
         return found
     return _merged([_as_system(message) for message in found])
 
 
+def _plain(message: Message) -> bool:
+    """Whether it stays as it is where contents are texts: most do."""
+    role, content = message.get("role"), message.get("content")
+    return (
+        len(message) == 2
+        and type(content) is str
+        and (role in ("user", "assistant") or (role == "system" and not content.startswith(_BILLING)))
+    )
+
+
 def _message(message: Message, parts: bool) -> Message:
+    if not parts and _plain(message):
+        return message
     role = message.get("role")
     allowed = _FIELDS.get(role) if isinstance(role, str) else None
     if allowed is None or not allowed.issuperset(message):
         _unknown()
     content = message.get("content", "")
-    plain = type(content) is str and len(message) == 2 and "content" in message and not parts
-    if plain and role in _PLAIN and not (role == "system" and content.startswith(_BILLING)):
-        return message
     texts = list(_texts(content, role == "assistant", parts))
     if role == "system":
         texts = list(_without_billing(texts))
