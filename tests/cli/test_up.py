@@ -108,11 +108,12 @@ class Shell:
         return report
 
     def programs(self) -> list[psutil.Process]:
-        """Every process that was started with this shell's folder in its command line."""
+        """Every process that was started with this shell's folder or engines' ports in its command line."""
+        engines = [f"--port {self.ports['engine'] + number}" for number in range(ENGINES)]
         found = []
         for process in psutil.process_iter(["cmdline"]):
             line = " ".join(process.info["cmdline"] or ())
-            if str(self.folder) in line or f"--port {self.ports['engine']}" in line:
+            if str(self.folder) in line or any(port in line for port in engines):
                 found.append(process)
         return found
 

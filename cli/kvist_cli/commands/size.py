@@ -70,7 +70,8 @@ def size(
     found = kv_size(asked.config, kv_dtype or asked.dtype)
     if found.bytes_per_token is None:
         raise UnsupportedError(
-            f"{model}: KV per token is not computed: {found.reason}; start the engine and read its own figure"
+            f"{model}: KV per token is not computed: {found.reason}; give a type with --kv-dtype, or start "
+            "the engine and read its own figure"
         )
     answer = document(found, found.bytes_per_token, tiers, prefill, latency)
     if json:
