@@ -15,7 +15,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
+import os
 import reprlib
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar, get_args, get_origin
@@ -32,6 +35,7 @@ _EXPECTED: Final = {
     "dict_type": "a mapping is expected",
     "model_type": "a mapping is expected",
 }
+MOST_FILE_BYTES: Final = 2**20  # of a file that a setting names
 # Type of a PydanticCustomError whose value must not be shown: it holds a secret.
 WITHHELD: Final = "withheld"
 S = TypeVar("S", bound=BaseModel)
@@ -147,6 +151,22 @@ def validate(cls: type[S], values: Any, where: str = "") -> S:
     except ValidationError as error:
         lines = [_explain(cls, item, where) for item in error.errors()]
         raise ConfigError("\n".join(lines)) from error
+
+
+def text_of(path: Path) -> str:
+    """The text of a small file that a setting names: a token, a password, keys.
+
+    What is put there while we run may be anything: opening a pipe would wait for ever, and so would reading a
+    device. Raises OSError, UnicodeDecodeError.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        data = file.read(MOST_FILE_BYTES + 1)
+    if len(data) > MOST_FILE_BYTES:
+        raise OSError(errno.EFBIG, f"it is longer than {MOST_FILE_BYTES} bytes", str(path))
+    return data.decode()
 
 
 def to_yaml(settings: BaseModel) -> str:

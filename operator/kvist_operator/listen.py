@@ -10,6 +10,8 @@ from aiohttp import web
 
 from kvist_connector.errors import ConfigError
 
+IDLE_SECONDS = 75.0
+
 
 @asynccontextmanager
 async def listening_on(
@@ -17,7 +19,8 @@ async def listening_on(
 ) -> AsyncIterator[int]:
     """The port it listens on; raises ConfigError, naming the setting of the port, when it cannot."""
     # Nothing is unpacked here: clients of the operator's ports pack nothing, and are not known yet.
-    runner = web.AppRunner(app, access_log=None, auto_decompress=False)
+    # A connection that asks for nothing is closed, or strangers could take all file descriptors.
+    runner = web.AppRunner(app, access_log=None, auto_decompress=False, keepalive_timeout=IDLE_SECONDS)
     await runner.setup()
     try:
         try:

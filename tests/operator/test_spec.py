@@ -111,6 +111,10 @@ def test_defaults_are_complete() -> None:
         ({"model": {}}, "spec.model.name", "", "required"),
         ({"engine": {"extraArgs": ["--port=1"]}}, "spec.engine", "--port=1", "kvist up"),
         ({"engine": {"extraArgs": ["--kv_transfer_config", "{}"]}}, "spec.engine", "--kv_transfer", "cache"),
+        ({"engine": {"extraArgs": ["--kv-transfer-config.kv_role=x"]}}, "spec.engine", "kv_role", "cache"),
+        ({"engine": {"extraArgs": ["--kv_tr", "{}"]}}, "spec.engine", "--kv_tr", "section cache"),
+        ({"engine": {"extraArgs": ["--rev", "x"]}}, "spec.engine", "--rev", "model.revision"),
+        ({"engine": {"extraArgs": ["--config", "f"]}}, "spec.engine", "--config", "extraArgs itself"),
         ({"engine": {"env": [{"name": "1A", "value": "x"}]}}, "spec.engine.env.0.name", "'1A'", "pattern"),
     ],
 )

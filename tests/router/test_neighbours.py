@@ -297,6 +297,11 @@ async def test_without_the_token_nothing_is_told(router, http, tmp_path: Path) -
         for header in ({}, {"Authorization": "Bearer other"}):
             async with http.get(url, headers=header) as answer:
                 assert answer.status == 401
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        asked = f"GET {names.PATH_DISPATCHES} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer "
+        writer.write(asked.encode() + b"\xff\r\n\r\n")
+        assert b" 401 " in await asyncio.wait_for(reader.readline(), 60)
+        writer.close()
         async with http.get(url, headers={"Authorization": "Bearer secret"}) as answer:
             (opening,) = FrameDecoder[Said](Said).feed(await answer.content.readany())
             assert isinstance(opening, Opening)

@@ -21,6 +21,7 @@ from kvist_connector import settings as configuration
 from kvist_connector.agent.access import Access
 from kvist_connector.agent.agent import Agent
 from kvist_connector.agent.control_socket import ControlSocket
+from kvist_connector.agent.http import runner_of
 from kvist_connector.agent.limits import allow_open_files
 from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.agent.token_file import TokenFile
@@ -82,7 +83,7 @@ async def _serve(settings: AgentSettings) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, agent.supervisor.stopping.set)
-        runner = _runner(agent.application())
+        runner = runner_of(agent.application())
         peers, peer_port = None, 0
         try:
             agent.claim()
@@ -93,7 +94,7 @@ async def _serve(settings: AgentSettings) -> int:
             if tls is not None:
                 agent.supervisor.daemon("certificates", _followed(tls))
             if settings.peer.host is not None:
-                peers = _runner(agent.peer_application())
+                peers = runner_of(agent.peer_application())
                 await peers.setup()
                 peer_port = await _listen(peers, "peer", settings.peer.host, settings.peer.port, tls)
                 agent.peer_port(peer_port)
@@ -133,13 +134,6 @@ def _end_within(seconds: float) -> None:
 
 def _token(setting: str, path: Path | None) -> TokenFile | None:
     return TokenFile(path, setting) if path is not None else None
-
-
-def _runner(application: web.Application) -> web.AppRunner:
-    # Nothing is unpacked that came from who may have no token; our own clients pack nothing.
-    return web.AppRunner(
-        application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0, auto_decompress=False
-    )
 
 
 async def _followed(tls: LiveContext) -> None:

@@ -26,6 +26,7 @@ from kvist_connector.protocol.feed import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 * 1024 * 1024
+IDLE_SECONDS = 75.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _OPEN_PATHS = (names.PATH_HEALTHZ, names.PATH_READYZ)
 # Of no use to whoever has no token, and asked by scrapers and the operator, which have no certificate.
@@ -184,6 +185,22 @@ class Api:
         finally:
             feed.leave(name, reader)
         return response
+
+
+def runner_of(application: web.Application, idle: float = IDLE_SECONDS) -> web.AppRunner:
+    """What serves it. `idle`: seconds until a connection is closed that asks for nothing, or not to the end.
+
+    Without that bound whoever has no token could take all file descriptors. Nothing is unpacked either: our
+    own clients pack nothing.
+    """
+    return web.AppRunner(
+        application,
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=1.0,
+        auto_decompress=False,
+        keepalive_timeout=idle,
+    )
 
 
 def certified(request: web.Request) -> bool:

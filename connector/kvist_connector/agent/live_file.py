@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from kvist_connector.errors import ConfigError
+from kvist_connector.settings import text_of
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class LiveFile(Generic[T]):
 
     def _read(self) -> T:
         try:
-            text = self._path.read_text(encoding="utf-8")
+            text = text_of(self._path)
         except OSError as error:
             raise self._unreadable(error) from error
         except UnicodeDecodeError as error:

@@ -7,15 +7,18 @@ broke may still copy. While slots wait in quarantine the locks are asked once a 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from kvist_connector.agent.memory import MemoryTier
 from kvist_connector.agent.session import Session
+from kvist_connector.agent.slots import UNKNOWN
 from kvist_connector.arena.locks import living_members
 from kvist_connector.protocol.engine import Quiesce
 
 CHECK_SECONDS = 1.0
+log = logging.getLogger(__name__)
 
 
 class Members:
@@ -29,8 +32,14 @@ class Members:
         self.on_free: Callable[[], None] = lambda: None
 
     def living(self) -> set[str]:
-        """Members whose lock is held."""
-        return living_members(self.arena)
+        """Members whose lock is held; UNKNOWN is among them when that cannot be seen now."""
+        try:
+            return living_members(self.arena)
+        except OSError as error:  # no file can be opened: somebody may have taken all there are
+            log.warning(
+                "%s: %s: slots of a lost engine wait until its workers can be looked for", self.arena, error
+            )
+            return {UNKNOWN, *self._workers}
 
     def users(self, asking: Session, sessions: Iterable[Session]) -> int:
         """Living or connected workers that use the present layout, but for the one that asks."""
@@ -80,6 +89,11 @@ class Members:
     def _check(self) -> None:
         self._timer = None
         slots = self._memory.slots
-        if slots is not None and slots.bury(self.living()):
-            self.on_free()
+        living = self.living()
+        if slots is not None and UNKNOWN not in living:
+            late = UNKNOWN in slots.awaited()
+            if slots.bury(living):
+                self.on_free()
+            if late:
+                self.settle()
         self._watch()

@@ -32,15 +32,13 @@ from kvist_connector.agent.selection import (
 from kvist_connector.agent.shared import SharedTier
 from kvist_connector.errors import TierError
 from kvist_connector.names import TAG_LORA
-from kvist_connector.protocol.retired import MAX_RULES, Epoch, Kind, Retired
+from kvist_connector.protocol.retired import AHEAD, FARTHEST, MAX_RULE_BYTES, MAX_RULES, Epoch, Kind, Retired
 from kvist_connector.protocol.tiers import Tier
 
 # Seconds that an answer waits for deletions; what is not deleted then is not served either.
 _DELETING = 10.0
 # Seconds for a shared tier to take a rule; later it is told all the same.
 _TELLING = 5.0
-# Epochs are milliseconds of somebody's clock: one far ahead would leave none for those that follow.
-_AHEAD = 366 * 86_400_000
 
 
 class RetireBody(Selector, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -79,7 +77,10 @@ class Retire:
         """One rule. Raises TierError when it could not be made durable: then nothing has changed."""
         asked = typed(body, RetireBody)
         kind, value = self._rule(asked)
-        _plausible(asked.epoch, "epoch")
+        if len(msgspec.json.encode(value)) > MAX_RULE_BYTES:
+            raise RequestError(f"longer than {MAX_RULE_BYTES} bytes: no request carries that", kind)
+        if asked.epoch > max(_now(), self.known.epoch) + AHEAD:
+            raise _far(asked.epoch, "epoch")
 
         async def take() -> dict[str, Any]:
             async with self._turn:
@@ -95,7 +96,9 @@ class Retire:
         given = typed(body, RetiredBody).retired
         if len(given.rules) > MAX_RULES or any(epoch > given.epoch for epoch in given.rules.values()):
             raise RequestError(f"at most {MAX_RULES} rules, none of a later epoch than `epoch`", "retired")
-        _plausible(max(given.epoch, given.floor), "retired")
+        # Not measured by our clock: what others took with a clock that was wrong has to be known here, too.
+        if max(given.epoch, given.floor) >= FARTHEST:
+            raise _far(max(given.epoch, given.floor), "retired")
 
         async def take() -> dict[str, Any]:
             async with self._turn:
@@ -246,11 +249,8 @@ def _now() -> int:
     return int(time.time() * 1000)
 
 
-def _plausible(epoch: int, field: str) -> None:
-    if epoch > _now() + _AHEAD:
-        raise RequestError(
-            f"epoch {epoch} is more than a year ahead: epochs are milliseconds since 1970", field
-        )
+def _far(epoch: int, field: str) -> RequestError:
+    return RequestError(f"epoch {epoch} is more than a year ahead: epochs are milliseconds since 1970", field)
 
 
 def lora_tag(name: str, revision: str = "") -> str:

@@ -84,5 +84,6 @@ class RuleKeeper:
                 await self._learn(theirs)
             self.agreed = True
             known = self._known()
-            if not theirs.covers(known) and await self._rules.publish(known):
+            lacking = self._rules.damaged or not theirs.covers(known)
+            if lacking and await self._rules.publish(known):
                 self._wrote()

@@ -227,7 +227,7 @@ class SharedTier(LowerTier):
         for task in (self._keeping, self._sweeping):
             if task is not None:
                 task.cancel()
-        rules = SharedRules(self._store.inner, fingerprint, lambda: int(time.time() * 1000))
+        rules = SharedRules(self._store.inner, fingerprint, self._next_epoch)
         self._keeper = RuleKeeper(
             rules,
             lambda: self.authority.known,
@@ -237,6 +237,9 @@ class SharedTier(LowerTier):
         )
         self._keeping = asyncio.get_running_loop().create_task(self._keeper.run())
         self._keeping.add_done_callback(_heard)
+
+    def _next_epoch(self) -> int:
+        return max(int(time.time() * 1000), self.authority.known.epoch + 1)
 
     async def _learn(self, retired: Retired) -> None:
         self.authority.known = self.authority.known.merge(retired)

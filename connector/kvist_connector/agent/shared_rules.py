@@ -13,14 +13,14 @@ object each, and the next one makes one of them. Called by rule_keeper.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import xxhash
 
 from kvist_connector.errors import StorageFull, TierError
 from kvist_connector.keys import KEY_BYTES
-from kvist_connector.protocol.retired import Retired
+from kvist_connector.protocol.retired import AHEAD, Retired
 from kvist_connector.tiers.base import ChunkStore, Read
 from kvist_connector.tiers.envelope import SCOPE_BYTES
 
@@ -34,18 +34,28 @@ _MOST_BYTES: Final = 4 << 20
 class Written(msgspec.Struct, frozen=True, array_like=True):
     """One object; `number` grows with every one, so that a place is not used again soon."""
 
-    number: int
+    number: Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
     retired: Retired
 
 
 class SharedRules:
-    """Of one model state in one store. `now`: an epoch for objects that cannot be read."""
+    """Of one model state in one store. `now`: an epoch above all known ones, for objects that cannot be read.
+
+    `damaged` after a look: some object cannot be read. It counts as if it retired all that was stored until
+    it was first seen, and not once more at every look; `publish` replaces it.
+    """
 
     def __init__(self, store: ChunkStore, fingerprint: bytes, now: Callable[[], int]) -> None:
         self._store = store
         scope = xxhash.xxh3_128_digest(b"retired" + fingerprint[:SCOPE_BYTES])
         self._names = [scope + place.to_bytes(KEY_BYTES, "big") for place in range(PLACES)]
         self._now = now
+        self._unreadable: dict[bytes, tuple[bytes, int]] = {}  # by name: digest, and the epoch it counts as
+
+    @property
+    def damaged(self) -> bool:
+        """See the class."""
+        return bool(self._unreadable)
 
     async def read(self) -> Retired:
         """What all objects say together. Raises TierError."""
@@ -56,7 +66,7 @@ class SharedRules:
         for _ in range(_TRIES):
             there = await self._collect()
             union = _union(there)
-            if union.covers(known):
+            if union.covers(known) and not self.damaged:
                 return False
             number = max((found.number for found in there if found is not None), default=0) + 1
             place = _free_place(there, number)
@@ -83,10 +93,7 @@ class SharedRules:
         """All objects, of one moment: two looks that see the same are one."""
         before = await self._sizes()
         for _ in range(_TRIES):
-            found = [
-                None if size is None else await self._read(name, size)
-                for name, size in zip(self._names, before, strict=True)
-            ]
+            found = [await self._read(name, size) for name, size in zip(self._names, before, strict=True)]
             after = await self._sizes()
             if after == before and [item is None for item in found] == [size is None for size in after]:
                 return found
@@ -101,16 +108,28 @@ class SharedRules:
             sizes.append(answer)
         return sizes
 
-    async def _read(self, name: bytes, size: int) -> Written | None:
-        data = bytearray(min(size, _MOST_BYTES))
-        if await self._store.get(Read(name, [memoryview(data)])) is None:
+    async def _read(self, name: bytes, size: int | None) -> Written | None:
+        data = bytearray(min(size or 0, _MOST_BYTES))
+        if size is None or await self._store.get(Read(name, [memoryview(data)])) is None:
+            self._unreadable.pop(name, None)
             return None
         found = _unpack(bytes(data))
-        if found is None:
-            # As with a file: what cannot be read may have retired anything.
-            now = self._now()
-            return Written(0, Retired(epoch=now, floor=now))
-        return found
+        if found is not None and is_plausible(found.retired, self._now()):
+            self._unreadable.pop(name, None)
+            return found
+        # As with a file: what cannot be read may have retired anything.
+        digest = xxhash.xxh3_128_digest(data)
+        seen, epoch = self._unreadable.get(name, (b"", 0))
+        if seen != digest:
+            epoch = self._now()
+            self._unreadable[name] = digest, epoch
+        return Written(0, Retired(epoch=epoch, floor=epoch))
+
+
+def is_plausible(found: Retired, now: int) -> bool:
+    """Whether it can be what some agent knew: none of its epochs is after its latest, or far ahead."""
+    latest = max(found.floor, *found.rules.values(), 0)
+    return latest <= found.epoch <= now + AHEAD
 
 
 def _union(found: Sequence[Written | None]) -> Retired:

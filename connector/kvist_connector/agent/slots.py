@@ -15,9 +15,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from kvist_connector.arena.headers import NO_KEY, Header, Headers, State
 from kvist_connector.protocol.engine import SlotRef
+
+# Among members: it could not be seen who lives. No worker has this name.
+UNKNOWN: Final = ""
 
 
 @dataclass(slots=True)
@@ -119,7 +123,7 @@ class SlotTable:
         self._free.append(ref.slot)
 
     def quarantine(self, refs: Iterable[SlotRef], members: Iterable[str]) -> None:
-        """The writer vanished: nobody gets these slots before all `members` acknowledged."""
+        """The writer vanished: nobody gets these slots before all `members` acknowledged (UNKNOWN: never)."""
         slots = []
         for ref in refs:
             self._require(ref, State.RESERVED)
@@ -138,9 +142,9 @@ class SlotTable:
         return self._settle()
 
     def bury(self, living: set[str]) -> bool:
-        """Only `living` members can still write; true when slots became free."""
+        """Only `living` members can still write (all are known now); true when slots became free."""
         for batch in self._batches:
-            batch.waiting &= living
+            batch.waiting = set(living) if UNKNOWN in batch.waiting else batch.waiting & living
         return self._settle()
 
     def check_integrity(self) -> None:

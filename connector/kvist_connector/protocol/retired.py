@@ -19,6 +19,12 @@ import msgspec
 from kvist_connector.protocol.tags import EVERY_TAG
 
 MAX_RULES: Final = 4096
+# Of a tag or a revision, as JSON: all rules together have to fit into one object of a shared tier.
+MAX_RULE_BYTES: Final = 960
+# Epochs are milliseconds of somebody's clock: one that is further ahead is a mistake, or somebody's trick.
+AHEAD: Final = 366 * 86_400_000
+# No rule is of this epoch or a later one, so that there are always more.
+FARTHEST: Final = 2**51
 # Milliseconds since 1970 for as long as anybody cares, and exact in every JSON reader.
 Epoch = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 Kind = Literal["tag", "prefix", "revision"]

@@ -14,6 +14,7 @@ from obstore import exceptions
 from obstore.store import from_url
 
 from kvist_connector.errors import ConfigError
+from kvist_connector.settings import text_of
 from kvist_connector.tiers.object_store import explain
 
 if TYPE_CHECKING:
@@ -107,9 +108,14 @@ def read_s3_credentials(path: Path) -> S3Credential:
 def _section(path: Path) -> Mapping[str, str]:
     parser = configparser.RawConfigParser()
     try:
-        parser.read_string(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError, configparser.Error) as error:
+        parser.read_string(text_of(path), str(path))
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"object_store.credentials_file: {path} cannot be read: {error}") from error
+    except configparser.Error:
+        # Its message shows lines of the file, and a secret may be in them.
+        raise ConfigError(
+            f"object_store.credentials_file: {path} is no AWS credentials file: write [default], NAME = VALUE"
+        ) from None
     if parser.has_section("default"):
         return dict(parser["default"])
     if len(parser.sections()) == 1:

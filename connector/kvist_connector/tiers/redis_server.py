@@ -22,6 +22,7 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
 from kvist_connector.errors import TierError
+from kvist_connector.settings import text_of
 from kvist_connector.tiers.redis_frames import BoundedParser
 
 
@@ -131,7 +132,7 @@ class _PasswordFile(CredentialProvider):
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
         try:
-            password = self._path.read_text(encoding="utf-8").strip()
+            password = text_of(self._path).strip()
         except (OSError, UnicodeDecodeError) as error:
             raise TierError(f"{self._setting}: {self._path} cannot be read: {error}") from error
         return (self._user, password) if self._user else (password,)

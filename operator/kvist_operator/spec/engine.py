@@ -37,6 +37,7 @@ OWNED_FLAGS: Final = {
     "--lora-modules": "model.loraAdapters",
     "--enable-lora": "model.loraAdapters",
 }
+_SHORTEST: Final = 3  # characters of a shortened flag
 # CPU attention takes pages of a multiple of 32 tokens.
 CPU_BLOCK_TOKENS: Final = 32
 # vLLM's own choice on CPUs is a share of all memory, for every engine anew.
@@ -124,7 +125,17 @@ class Engine(Section):
     @model_validator(mode="after")
     def _no_owned_flags(self) -> Self:
         for argument in self.extra_args:
-            owner = OWNED_FLAGS.get(argument.split("=", 1)[0].replace("_", "-"))
+            owner = _owner(argument)
             if owner is not None:
                 raise ValueError(f"extraArgs: {argument!r} is set by Kvist; use {owner}")
         return self
+
+
+def _owner(argument: str) -> str | None:
+    """Which field sets what an argument would: vLLM takes `--flag.key value` for JSON, and shortened flags."""
+    flag = argument.split("=", 1)[0].split(".", 1)[0].replace("_", "-")
+    if flag == "--config":
+        return "extraArgs itself, since a file of arguments could hold any"
+    if flag in OWNED_FLAGS or not flag.startswith("--") or len(flag) < _SHORTEST:
+        return OWNED_FLAGS.get(flag)
+    return next((owner for owned, owner in OWNED_FLAGS.items() if owned.startswith(flag)), None)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fastapi import Request
 
+from kvist_connector.settings import text_of
 from kvist_router.errors import Refused
 from kvist_router.mind.interface import Refusal
 
@@ -49,7 +50,7 @@ class Guard:
 
 def _read(path: Path, setting: str) -> str:
     try:
-        token = path.read_text(encoding="utf-8").strip()
+        token = text_of(path).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(Refusal(503, f"{setting}: {path} cannot be read", "service_unavailable")) from error
     if not token:

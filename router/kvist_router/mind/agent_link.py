@@ -10,6 +10,7 @@ from typing import Any, Final
 import aiohttp
 
 from kvist_connector.protocol.framing import FrameError
+from kvist_connector.settings import text_of
 from kvist_connector.tls import LiveContext
 from kvist_router.errors import FeedError
 
@@ -43,7 +44,7 @@ class AgentLink:
         if self.token_file is None:
             return {}
         try:
-            token = (await asyncio.to_thread(self.token_file.read_text)).strip()
+            token = (await asyncio.to_thread(text_of, self.token_file)).strip()
         except (OSError, UnicodeDecodeError) as error:
             raise FeedError(f"agent.token_file: {self.token_file} cannot be read: {error}") from error
         if not token.isascii() or not token.isprintable():

@@ -1,12 +1,15 @@
 """Probes before the arena is reserved and after a task died; the API in this process."""
 
+import asyncio
 import json
 import logging
 
+import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.web import TCPSite
 
 from kvist_connector.agent.access import Access
-from kvist_connector.agent.http import Api, Status
+from kvist_connector.agent.http import Api, Status, runner_of
 from kvist_connector.agent.selection import RequestError
 
 
@@ -109,3 +112,19 @@ async def test_a_line_of_audit_is_short_however_long_the_body_was(caplog):
     lines = [record.getMessage() for record in caplog.records if record.name == "kvist.audit"]
     assert len(lines) == 8
     assert max(map(len, lines)) < 4096
+
+
+HEAD = b"GET /healthz HTTP/1.1\r\nhost: a\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD])
+async def test_a_connection_that_asks_for_nothing_is_closed(sent):
+    api = Api(Status(lambda: "", lambda: ""), lambda: b"", Access(None))
+    runner = runner_of(api.application(), idle=0.01)
+    await runner.setup()
+    await TCPSite(runner, "127.0.0.1", 0).start()
+    reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
+    writer.write(sent)
+    assert await asyncio.wait_for(reader.read(), 60) == b""
+    writer.close()
+    await runner.cleanup()

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from kvist_connector.agent.selection import RequestError
 from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.errors import TierError
 from kvist_connector.protocol import engine as wire
-from kvist_connector.protocol.retired import MAX_RULES, Retired
+from kvist_connector.protocol.retired import AHEAD, MAX_RULES, Retired
 from kvist_connector.protocol.tags import EVERY_TAG, MAX_TAG_BYTES, MAX_TAGS, merge_tags
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing.agent_parts import DEADLINE, AgentParts
@@ -198,6 +199,20 @@ async def test_an_epoch_that_is_none_is_refused(world, epoch):
     with pytest.raises(RequestError):
         await world.retire.merge({"retired": {"epoch": epoch, "floor": 0, "rules": {"tag:a": epoch}}})
     assert world.retire.known == Retired()
+
+
+async def test_a_clock_that_was_years_ahead_leaves_retirements_possible(world):
+    far = int(time.time() * 1000) + 3 * AHEAD
+    await world.retire.merge({"retired": {"epoch": far, "floor": 0, "rules": {"tag:a": far}}})
+    await world.retire.retire({"tag": "b", "epoch": far + 1})
+    await world.retire.retire({"tag": "c"})
+    assert world.retire.known.rules == {"tag:a": far, "tag:b": far + 1, "tag:c": far + 2}
+
+
+async def test_a_rule_that_no_request_can_carry_is_refused(world):
+    for name in ("tag", "revision", "lora"):
+        with pytest.raises(RequestError, match="longer than"):
+            await world.retire.retire({name: "\x00" * 200})
 
 
 async def test_a_store_that_was_under_way_is_not_committed(world):

@@ -27,6 +27,7 @@ from kvist_router.mind.neighbours.settings import NeighbourSettings
 from kvist_router.mind.supervise import background
 
 CLOSE_SECONDS: Final = 1.0
+IDLE_SECONDS: Final = 75.0
 LOOK_SECONDS: Final = 1.0
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 _log = logging.getLogger(__name__)
@@ -75,7 +76,13 @@ async def _serving(
             f"neighbours.host: {settings.host} can be reached from other machines: "
             "give agent.token_file, or a loopback address"
         )
-    runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=CLOSE_SECONDS)
+    # Connections that ask for nothing are closed, or strangers could take all file descriptors.
+    runner = web.AppRunner(
+        server.application(),
+        access_log=None,
+        shutdown_timeout=CLOSE_SECONDS,
+        keepalive_timeout=IDLE_SECONDS,
+    )
     await runner.setup()
     try:
         try:

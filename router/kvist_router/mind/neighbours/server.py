@@ -60,7 +60,7 @@ class DispatchServer:
             expected = (await self._link.headers()).get("Authorization", "")
         except FeedError as error:
             return web.json_response({"error": {"message": str(error)}}, status=503)
-        if not hmac.compare_digest(request.headers.get("Authorization", "").encode(), expected.encode()):
+        if not hmac.compare_digest(_given(request), expected.encode()):
             return web.json_response({"error": {"message": "missing or wrong bearer token"}}, status=401)
         if self._readers >= 2 * MAX_NEIGHBOURS:
             return web.json_response({"error": {"message": "too many readers"}}, status=503)
@@ -72,3 +72,8 @@ class DispatchServer:
             while frames := await listener.take(BEAT_SECONDS):
                 async with asyncio.timeout(10 * BEAT_SECONDS):
                     await response.write(frames)
+
+
+def _given(request: web.Request) -> bytes:
+    # Header bytes that are no UTF-8 come as lone surrogates; they are part of no token.
+    return request.headers.get("Authorization", "").encode(errors="surrogateescape")
