@@ -132,7 +132,7 @@ class Engine(Section):
 
 
 def _owner(argument: str) -> str | None:
-    """Which field sets what an argument would: vLLM takes `--flag.key value` for JSON, and shortened flags."""
+    """Which field sets what an argument would: vLLM takes `--flag.key value`, and shortened flags."""
     flag = argument.split("=", 1)[0].split(".", 1)[0].replace("_", "-")
     if flag == "--config":
         return "extraArgs itself, since a file of arguments could hold any"
