@@ -47,9 +47,9 @@ Examples:
 
   kvist clear --tag handbook --dry-run
 
-Chunks that a running request uses stay and are counted, and so do pinned ones. What hangs on a cleared
-chunk goes with it. Redis and object store are cleared for every agent that shares them, and --tier all
-includes them.
+A chunk counts once for each tier that it goes from. Chunks that a running request uses stay and are counted,
+and so do pinned ones. What hangs on a cleared chunk goes with it. Redis and object store are cleared for
+every agent that shares them, and --tier all includes them.
 """
 _PREFETCH: Final = """
 Examples:
