@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from kvist_connector.names import PORT_ENGINE
 from testbed.kube import Kubectl
 from testbed.scenario import SERVED
 
@@ -25,8 +26,8 @@ sys.exit(text) if answer.status != 200 else print(text)
 """
 ASK_ENGINE = """
 import sys, urllib.request as r
-url, kind = "http://127.0.0.1:8000/v1/completions", {"content-type": "application/json"}
-print(r.urlopen(r.Request(url, sys.argv[1].encode(), kind), timeout=300).read().decode())
+url, kind = f"http://127.0.0.1:{sys.argv[1]}/v1/completions", {"content-type": "application/json"}
+print(r.urlopen(r.Request(url, sys.argv[2].encode(), kind), timeout=300).read().decode())
 """
 
 
@@ -41,7 +42,7 @@ class Replica:
     def complete(self, prompt: str, tokens: int = 8) -> str:
         """The text of a greedy completion."""
         body = {"model": SERVED, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
-        said = self._exec("engine", ASK_ENGINE, json.dumps(body), seconds=320)
+        said = self._exec("engine", ASK_ENGINE, str(PORT_ENGINE), json.dumps(body), seconds=320)
         return str(said["choices"][0]["text"])
 
     def stats(self) -> dict[str, Any]:

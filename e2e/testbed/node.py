@@ -9,9 +9,12 @@ from testbed.bed import Bed
 from testbed.control_plane import start_scheduler
 from testbed.images import ImageStore, coredns_image, pause_image
 from testbed.kube import Kubectl, answers
+from testbed.remains import parents
 from testbed.running import Runner
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
+# Processor time on a busy machine: all pods weigh as so many processes.
+ONE_PROCESS, PODS_WEIGH = 1024, 10
 
 
 def start_node(runner: Runner) -> None:
@@ -39,6 +42,14 @@ def start_node(runner: Runner) -> None:
     kubectl("apply", "--server-side", f"--filename={filled(bed, 'coredns.yaml')}")
     kubectl("wait", "pod/coredns", "--namespace=kube-system", "--for=condition=Ready", "--timeout=120s",
             seconds=130)  # fmt: skip
+    weigh_pods()
+
+
+def weigh_pods() -> None:
+    """Under cgroups of version 1 all pods together would get what one other process of the machine gets."""
+    for group in parents():
+        if (shares := group / "cpu.shares").exists():
+            shares.write_text(str(PODS_WEIGH * ONE_PROCESS))
 
 
 def start_containerd(runner: Runner) -> None:

@@ -55,22 +55,26 @@ def kill_process(kubectl: Kubectl, router: dict[str, Any], role: str) -> int:
 
 @dataclass(frozen=True)
 class Streamed:
-    """An answer that came in pieces; `whole` when it came to its end."""
+    """An answer that came in pieces; `whole` when it came to its end, which says how many tokens it has."""
 
     text: str
+    tokens: int
     whole: bool
 
 
 def stream(client: Client, prompt: str, tokens: int, begun: threading.Event, seconds: float) -> Streamed:
     """A greedy completion of so many tokens; `begun` is set at its first piece."""
-    request = client.completion(prompt, tokens, stream=True, ignore_eos=True)
-    text = ""
+    usage = {"include_usage": True}
+    request = client.completion(prompt, tokens, stream=True, stream_options=usage, ignore_eos=True)
+    text, made = "", 0
     with urllib.request.urlopen(request, timeout=seconds) as answer:
         for line in answer:
-            event = line.decode().removeprefix("data: ").strip()
-            if event == "[DONE]":
-                return Streamed(text, True)
-            if event:
-                text += json.loads(event)["choices"][0]["text"]
+            said = line.decode().removeprefix("data: ").strip()
+            if said == "[DONE]":
+                return Streamed(text, made, True)
+            if said:
+                event = json.loads(said)
+                text += "".join(choice["text"] for choice in event["choices"])
+                made = (event.get("usage") or {}).get("completion_tokens", made)
                 begun.set()
-    return Streamed(text, False)
+    return Streamed(text, made, False)

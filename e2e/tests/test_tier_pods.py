@@ -162,8 +162,8 @@ def test_nothing_lies_in_plain_below_memory(town: Town) -> None:
     for stored in (on_disk, list(town.backends.in_redis()), list(town.backends.in_bucket())):
         headers = list(heads(stored))
         assert len(headers) >= 2
-        assert {(header.codec, header.key_id) for header in headers} == {("zstd", KEY)}
-        assert all(header.stored_bytes < 0.9 * header.raw_bytes for header in headers)
+        assert {header.key_id for header in headers} == {KEY}
+        assert all(header.codec and header.stored_bytes < 0.9 * header.raw_bytes for header in headers)
 
 
 def heads(stored: Iterable[bytes]) -> Iterator[Header]:
