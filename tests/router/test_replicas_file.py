@@ -27,6 +27,11 @@ def test_a_list_is_read_and_an_empty_file_is_no_replica(tmp_path: Path) -> None:
         (b"- {name: a, url: 'http://h:1'}\n---\n- {name: b, url: 'http://h:2'}", "2 documents"),
         (b"- {name: a, url: 'http://h:1'}\n- {name: a, url: 'http://h:2'}", "'a'"),
         (b"- {name: a, urls: 'http://h:1'}", "urls"),
+        (b"- {name: a, url: 'http://h:1?x=/'}", "is not an http:// or https:// URL"),
+        (b"- {name: a, url: 'http://h:1/#'}", "is not an http:// or https:// URL"),
+        (b'- {name: a, url: "http://h\\n:1"}', "is not an http:// or https:// URL"),
+        (b"- {name: a, url: 'http://h:1/a b'}", "is not an http:// or https:// URL"),
+        (b"- {name: a, agent: 'http://me:hush@h:1', url: 'http://h:1'}", "leave them out of the URL"),
     ],
 )
 def test_anything_else_is_refused_by_name(tmp_path: Path, content: bytes, words: str) -> None:
@@ -35,6 +40,7 @@ def test_anything_else_is_refused_by_name(tmp_path: Path, content: bytes, words:
     with pytest.raises(ConfigError, match=r"replicas_file .*replicas\.yaml") as refused:
         read_file(file)
     assert words in str(refused.value)
+    assert "hush" not in str(refused.value)
 
 
 def test_a_folder_or_a_missing_file_cannot_be_read(tmp_path: Path) -> None:

@@ -141,7 +141,16 @@ def _open_locked(path: Path) -> int:
 
 
 def _refuse_foreign(path: Path, fd: int) -> None:
-    """Somebody's file is not to be overwritten because its path was given by mistake."""
+    """Somebody's file is not to be overwritten because its path was given by mistake.
+
+    Nor is one to be used that another user has put into a folder for all: who owns it reads and writes KV.
+    """
+    for found in (path, *(each for each in path.parent.iterdir() if each.name.startswith(f"{path.name}."))):
+        owner = found.lstat().st_uid
+        if owner != os.geteuid():
+            raise ConfigError(
+                f"arena: {found} belongs to another user ({owner}): remove it or give another path"
+            )
     start = os.pread(fd, len(MAGIC), 0)
     if start.strip(b"\0") and start != MAGIC:
         raise ConfigError(f"arena: {path} exists and is no arena: remove it or give another path")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ANSWER_WAIT = 0.002  # seconds a request's first match call may wait for its Answer
 ANSWER_DEADLINE = 0.25  # after that an agent that has not answered at all is not waited for
+SILENCE = 1.0  # an agent that has answered nothing for so long, though asked, hangs: nobody waits for it
 PENDING_DEADLINE = 30.0  # backstop; the agent answers pending lookups by its own shorter deadline
 
 
@@ -44,8 +45,23 @@ class Lookups:
         self._outbox = outbox
         self._clock = clock
         self._adapters = AdapterRevisions(config.extra.lora_revisions)
-        self.arena: Arena | None = None
+        self._arena: Arena | None = None
         self.enabled = False
+        self._unheard: float | None = None  # when it was asked first since its last answer
+
+    @property
+    def arena(self) -> Arena | None:
+        """What the agent of this moment said first."""
+        return self._arena
+
+    @arena.setter
+    def arena(self, arena: Arena | None) -> None:
+        self._arena, self._unheard = arena, None
+
+    @property
+    def silent(self) -> bool:
+        """Whether the agent hangs; it is asked on, and its next answer ends that."""
+        return self._unheard is not None and self._clock() - self._unheard > SILENCE
 
     def ask(self, state: RequestState) -> None:
         """Send the lookup, if there is somebody to ask and something to ask for."""
@@ -60,6 +76,7 @@ class Lookups:
         )
         if self._link.send(message):
             state.asked_at, state.answered_at = self._clock(), None
+            self._unheard = state.asked_at if self._unheard is None else self._unheard
             state.refs, state.tiers = (), b""
             state.waited, state.pending, state.leased = False, False, True
 
@@ -90,7 +107,7 @@ class Lookups:
 
     def await_first_answer(self, state: RequestState, receive: Callable[[], None]) -> None:
         """Wait a moment, once per lookup; `receive` takes what has arrived."""
-        if state.waited or state.asked_at is None or state.answered_at is not None:
+        if state.waited or state.asked_at is None or state.answered_at is not None or self.silent:
             return
         state.waited = True
         deadline = self._clock() + ANSWER_WAIT
@@ -101,7 +118,7 @@ class Lookups:
 
     def awaiting(self, state: RequestState) -> bool:
         """Whether an Answer is still to come that is worth waiting for."""
-        if state.asked_at is None:
+        if state.asked_at is None or self.silent:
             return False
         since = self._clock() - state.asked_at
         if state.answered_at is None:
@@ -110,6 +127,7 @@ class Lookups:
 
     def answered(self, state: RequestState | None, answer: Answer, at: float) -> None:
         """Note an Answer; one whose request was scheduled without waiting is void."""
+        self._unheard = None
         if state is None or state.asked_at is None or state.root == b"":
             return
         if state.answered_at is None:
