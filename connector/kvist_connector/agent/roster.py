@@ -35,7 +35,7 @@ async def resolve(host: str) -> list[str]:
         async with asyncio.timeout(_RESOLVE_SECONDS):
             found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # a name that cannot be one is the latter
-        raise TierError(f"peer.urls: {host} cannot be looked up: {error or 'no answer'}") from error
+        raise TierError(f"peer.urls: {host} cannot be looked up: {str(error) or 'no answer'}") from error
     return [str(address[0]) for *_, address in found]
 
 

@@ -1,5 +1,6 @@
 """Who the peers are: names looked up again, ourselves left out, failures without effect."""
 
+import asyncio
 import logging
 
 import pytest
@@ -83,3 +84,12 @@ async def test_the_systems_resolver_is_asked():
     assert "127.0.0.1" in await resolve("localhost")
     with pytest.raises(TierError, match=r"peer\.urls: x+ cannot be looked up"):
         await resolve("x" * 64)
+
+
+async def test_a_resolver_that_says_nothing_is_named(monkeypatch):
+    async def silent(*_, **__):
+        raise TimeoutError
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", silent)
+    with pytest.raises(TierError, match=r"pool\.svc cannot be looked up: no answer"):
+        await resolve("pool.svc")
