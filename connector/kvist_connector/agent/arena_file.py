@@ -147,7 +147,7 @@ def _refuse_foreign(path: Path, fd: int) -> None:
     """
     for found in (path, *(each for each in path.parent.iterdir() if each.name.startswith(f"{path.name}."))):
         owner = found.lstat().st_uid
-        if owner != os.geteuid():
+        if owner not in (os.geteuid(), 0):
             raise ConfigError(
                 f"arena: {found} belongs to another user ({owner}): remove it or give another path"
             )

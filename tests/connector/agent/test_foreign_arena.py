@@ -15,7 +15,7 @@ def test_an_arena_of_another_user_is_not_used(tmp_path, name, monkeypatch):
     theirs = tmp_path / name
     theirs.touch()
     (tmp_path / "arena-of-another-agent").touch()
-    other = os.geteuid() + 1
+    other = os.geteuid() + 4711
     lstat = type(theirs).lstat
 
     def found(path):
