@@ -18,6 +18,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from kvist_connector.errors import TierError
 
@@ -34,6 +35,7 @@ class Capabilities:
     listable: bool  # `items` is complete
     largest: int | None = None  # most bytes of one object; None: no limit of its own
     writable: bool = True  # otherwise nothing is stored, and deleting does nothing
+    seals: bool = False  # writes `Sealed` parts in one pass
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,59 @@ class Read:
     key: bytes
     into: Sequence[memoryview]
     seen: Callable[[memoryview], None] | None = None
+
+
+class Sealed(Sequence[Buffer]):
+    """Parts of one write, whose first is made from the others: it has their checksum.
+
+    A store that `seals` tells `see` of each piece of the body, in order and in the thread that writes it, and
+    then asks for the `head`: one pass over memory. `see` may also be told nothing.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        body: Sequence[Buffer],
+        see: Callable[[memoryview], None],
+        seal: Callable[[], bytes],
+    ) -> None:
+        self.head_bytes = size
+        self.body = [memoryview(part).cast("B") for part in body if total_bytes([part])]
+        self._left = total_bytes(self.body)
+        self.nbytes = size + self._left
+        self._see = see
+        self._seal = seal
+        self._head = b""
+
+    def see(self, piece: memoryview) -> None:
+        """What comes next of the body."""
+        self._see(piece)
+        self._left -= piece.nbytes
+
+    @property
+    def head(self) -> bytes:
+        """The first part. What has not been seen of the body by now is looked at."""
+        if not self._head:
+            seen = total_bytes(self.body) - self._left
+            for view in self.body:
+                if seen < view.nbytes:
+                    self.see(view[seen:])
+                seen = max(0, seen - view.nbytes)
+            self._head = self._seal()
+        return self._head
+
+    def __len__(self) -> int:
+        return 1 + len(self.body)
+
+    @overload
+    def __getitem__(self, index: int) -> Buffer: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Buffer]: ...
+
+    def __getitem__(self, index: int | slice) -> Buffer | Sequence[Buffer]:
+        parts: list[Buffer] = [self.head, *self.body]
+        return parts[index]
 
 
 class ElsewhereError(TierError):
@@ -131,6 +186,8 @@ class ChunkStore(ABC):
 
 def total_bytes(parts: Sequence[Buffer]) -> int:
     """Length of the concatenated parts."""
+    if isinstance(parts, Sealed):
+        return parts.nbytes
     return sum(part.nbytes if isinstance(part, memoryview) else len(part) for part in parts)
 
 

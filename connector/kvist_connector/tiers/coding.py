@@ -110,6 +110,18 @@ class Coding:
 
         `compression`: of this chunk; None: as is the tier's rule.
         """
+        header, body = self.shape(plain, parts, compression)
+        return msgspec.structs.replace(header, checksum=checksum(body)), body
+
+    @property
+    def changes(self) -> bool:
+        """Whether `shape` may do more than to copy a header."""
+        return self.compression != "none" or self._keys is not None
+
+    def shape(
+        self, plain: Header, parts: Sequence[Buffer], compression: Compression | None = None
+    ) -> tuple[Header, Sequence[Buffer]]:
+        """As `encode`, but the header lacks the checksum."""
         rule = compression or self.compression
         rounded = self._rounded(parts) if rule == "fp8" else None
         if rounded is not None:
@@ -129,7 +141,7 @@ class Coding:
             keys = self._keys()
             header = msgspec.structs.replace(header, key_id=keys.writing)
             body = keys.encrypt(body, _authenticated(header))
-        return msgspec.structs.replace(header, checksum=checksum(body)), body
+        return header, body
 
     def decode(
         self,

@@ -30,7 +30,7 @@ from kvist_connector.tiers.header import (
     pack_header,
     unpack_header,
 )
-from kvist_connector.tiers.running import RunningChecksum
+from kvist_connector.tiers.running import RunningChecksum, sealed
 
 __all__ = [
     "HEADER_BYTES",
@@ -140,14 +140,23 @@ class EnvelopeStore:
             retire_epoch=retire_epoch,
             lossy=lossy,
         )
-        header, body = await asyncio.get_running_loop().run_in_executor(
-            self._threads, self._coding.encode, plain, parts
-        )
+        header, stored = await self._stored(plain, parts)
         start = self._coding.clock()
-        written = await self.inner.put_if_absent(self.name(fingerprint, key), [pack_header(header), *body])
+        written = await self.inner.put_if_absent(self.name(fingerprint, key), stored)
         if written:
             self._coding.was_written(header.stored_bytes, self._coding.clock() - start)
         return written
+
+    async def _stored(self, plain: Header, parts: Sequence[Buffer]) -> tuple[Header, Sequence[Buffer]]:
+        """The header, and what is written; the header lacks its checksum where that is taken by writing."""
+        seals = self.inner.capabilities.seals
+        if seals and not self._coding.changes:
+            header, body = self._coding.shape(plain, parts)
+        else:
+            work = self._coding.shape if seals else self._coding.encode
+            loop = asyncio.get_running_loop()
+            header, body = await loop.run_in_executor(self._threads, work, plain, parts)
+        return header, sealed(header, body) if seals else [pack_header(header), *body]
 
     async def header(self, fingerprint: bytes, key: bytes) -> Header | None:
         """How a chunk is stored; None when it is not."""

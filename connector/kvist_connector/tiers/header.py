@@ -22,6 +22,7 @@ HEADER_BYTES = 4096
 FORMAT = 1
 _MAGIC = b"KVISTCNK"
 _PREFIX = struct.Struct("<8sII8sI")
+_NOTHING = bytes(HEADER_BYTES)
 # Of an encrypted body: nonce, then ciphertext, then the cipher's tag.
 NONCE_BYTES = 12
 SEAL_BYTES = NONCE_BYTES + 16
@@ -79,7 +80,8 @@ def unpack_header(data: Buffer) -> Header:
     body = bytes(data[_PREFIX.size : _PREFIX.size + body_length])
     if xxhash.xxh3_64_digest(body) != checksum:
         raise IntegrityError("the chunk's header does not match its checksum")
-    if bytes(data[_PREFIX.size + body_length : HEADER_BYTES]).strip(b"\0"):
+    used = _PREFIX.size + body_length
+    if bytes(data[used:HEADER_BYTES]) != _NOTHING[used:]:
         raise IntegrityError("the padding of the chunk's header is not empty")
     try:
         return msgspec.msgpack.decode(body, type=Header)

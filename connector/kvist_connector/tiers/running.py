@@ -1,10 +1,14 @@
-"""A body's checksum, taken while the body is read: each piece is still in the processor's cache then."""
+"""A body's checksum, taken while the body is moved: each piece is in the processor's cache then."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
 import xxhash
 
-from kvist_connector.tiers.header import HEADER_BYTES
+from kvist_connector.tiers.base import Buffer, Sealed
+from kvist_connector.tiers.header import HEADER_BYTES, Header, pack_header
 
 
 class RunningChecksum:
@@ -23,3 +27,13 @@ class RunningChecksum:
     def of(self, size: int) -> bytes | None:
         """The checksum of a body of so many bytes; None when it was not seen, or not as such."""
         return self._digest.digest() if self._count == HEADER_BYTES + size else None
+
+
+def sealed(header: Header, body: Sequence[Buffer]) -> Sealed:
+    """What is stored of a chunk whose header lacks the checksum."""
+    digest = xxhash.xxh3_64()
+
+    def seal() -> bytes:
+        return pack_header(msgspec.structs.replace(header, checksum=digest.digest()))
+
+    return Sealed(HEADER_BYTES, body, digest.update, seal)

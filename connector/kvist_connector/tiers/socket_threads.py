@@ -6,11 +6,11 @@ of it has passed, so nobody's lookup waits for the copies between.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import os
 import select
 import socket
-import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -49,7 +49,8 @@ async def _in_thread(sock: socket.socket, work: Callable[[], int]) -> int:
         else:
             loop.call_soon_threadsafe(done.set_result, count)
 
-    threading.Thread(target=run, name="socket", daemon=True).start()
+    # threading.Thread waits until the thread has begun: on busy cores the loop would wait with it.
+    _thread.start_new_thread(run, ())
     try:
         return await asyncio.shield(done)
     except asyncio.CancelledError:

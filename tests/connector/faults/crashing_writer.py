@@ -17,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from kvist_connector.tiers.base import Sealed
 from kvist_connector.tiers.disk import DiskStore
 
-CALLS = ("open", "writev", "fdatasync", "close", "rename", "unlink", "mkdir")
+CALLS = ("open", "writev", "lseek", "fdatasync", "close", "rename", "unlink", "mkdir")
 SIDES = ("before", "amid", "after")
 LIMIT = 1 << 24
 OLD, NEW = b"\x01" * 16, b"\x02" * 16  # in different folders
@@ -28,6 +29,11 @@ OLD, NEW = b"\x01" * 16, b"\x02" * 16  # in different folders
 def content(key: bytes) -> bytes:
     """As long as several pages, different for each key."""
     return b"".join(key + number.to_bytes(4, "big") for number in range(1000))
+
+
+def sealed(data: bytes) -> Sealed:
+    """Parts whose first is written last."""
+    return Sealed(100, [data[100:]], lambda piece: None, lambda: data[:100])
 
 
 class Killer:
@@ -67,6 +73,8 @@ async def operate(folder: Path, fsync: Any, operation: str, fatal: int, side: st
         killer = Killer(fatal, side)
         if operation == "put":
             await store.put_if_absent(NEW, [content(NEW)[:100], content(NEW)[100:]])
+        elif operation == "put sealed":
+            await store.put_if_absent(NEW, sealed(content(NEW)))
         else:
             await store.delete(OLD)
         return killer.names

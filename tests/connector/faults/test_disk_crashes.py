@@ -46,14 +46,20 @@ async def state(folder, key):
 
 
 @pytest.mark.parametrize(
-    ("fsync", "calls"),
+    ("fsync", "operation", "calls"),
     [
-        ("none", ["mkdir", "open", "writev", "close", "rename"]),
-        ("data", ["mkdir", "open", "writev", "fdatasync", "close", "rename"]),
+        ("none", "put", ["mkdir", "open", "writev", "close", "rename"]),
+        ("data", "put", ["mkdir", "open", "writev", "fdatasync", "close", "rename"]),
+        # The head has the checksum of what was written before it.
+        (
+            "none",
+            "put sealed",
+            ["mkdir", "open", "lseek", "writev", "lseek", "writev", "close", "rename"],
+        ),
     ],
 )
-async def test_a_write_killed_at_every_step_is_whole_or_not_there(tmp_path, fsync, calls):
-    dead, taken = await killed_everywhere(tmp_path, fsync, "put")
+async def test_a_write_killed_at_every_step_is_whole_or_not_there(tmp_path, fsync, operation, calls):
+    dead, taken = await killed_everywhere(tmp_path, fsync, operation)
     assert taken == calls, "the write has other steps: name them here"
     assert len(dead) == 3 * len(calls)
     found = Counter()
