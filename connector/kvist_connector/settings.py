@@ -153,20 +153,28 @@ def validate(cls: type[S], values: Any, where: str = "") -> S:
         raise ConfigError("\n".join(lines)) from error
 
 
-def text_of(path: Path) -> str:
-    """The text of a small file that a setting names: a token, a password, keys.
+def bytes_of(path: Path, most: int = MOST_FILE_BYTES) -> bytes:
+    """What is in a file that a setting names: a token, a password, keys, a list.
 
     What is put there while we run may be anything: opening a pipe would wait for ever, and so would reading a
-    device. Raises OSError, UnicodeDecodeError.
+    device. Raises OSError.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with open(fd, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        data = file.read(MOST_FILE_BYTES + 1)
-    if len(data) > MOST_FILE_BYTES:
-        raise OSError(errno.EFBIG, f"it is longer than {MOST_FILE_BYTES} bytes", str(path))
-    return data.decode()
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read(most + 1)
+    finally:
+        os.close(fd)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it is longer than {most} bytes", str(path))
+    return data
+
+
+def text_of(path: Path, most: int = MOST_FILE_BYTES) -> str:
+    """The same as text. Raises UnicodeDecodeError, too."""
+    return bytes_of(path, most).decode()
 
 
 def to_yaml(settings: BaseModel) -> str:

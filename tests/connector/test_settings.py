@@ -188,8 +188,10 @@ def test_what_is_put_in_place_of_a_file_of_secrets_is_not_waited_for(tmp_path, k
         case "huge":
             with path.open("wb") as file:
                 file.truncate(1 << 40)
+    before = os.listdir("/proc/self/fd")
     with pytest.raises(OSError, match=r"."):
         settings.text_of(path)
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_token_is_kept_while_something_else_is_in_its_place(tmp_path):

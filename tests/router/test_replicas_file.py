@@ -1,5 +1,6 @@
 """What a replicas file may hold; everything else is refused in words that name the file."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ def test_anything_else_is_refused_by_name(tmp_path: Path, content: bytes, words:
 
 
 def test_a_folder_or_a_missing_file_cannot_be_read(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "absent"):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "absent", tmp_path / "pipe"):
         with pytest.raises(ConfigError, match="cannot be read"):
             read_file(path)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvist_connector.errors import ConfigError
+from kvist_connector.settings import bytes_of
 from kvist_router.access.settings import TENANT_NAME, AuthSettings, TenantSettings
 from kvist_router.changes import Stamp, stamp
 
@@ -39,12 +40,9 @@ def read_keys(path: Path, setting: str, tenant: str | None) -> dict[bytes, str]:
     `tenant`: whose keys they all are; None: each line may say.
     """
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_FILE_BYTES + 1)
+        text = bytes_of(path, MAX_FILE_BYTES)
     except OSError as error:
         raise ConfigError(f"{setting}: {path} cannot be read: {error.strerror}") from error
-    if len(text) > MAX_FILE_BYTES:
-        raise ConfigError(f"{setting}: {path} is longer than {MAX_FILE_BYTES} bytes")
     found: dict[bytes, str] = {}
     for number, raw in enumerate(text.decode("utf-8", "replace").splitlines(), 1):
         line = raw.strip()

@@ -7,6 +7,7 @@ import hmac
 from pathlib import Path
 
 from kvist_connector.errors import ConfigError
+from kvist_connector.settings import bytes_of
 
 
 def tenant_salt(secret: bytes, tenant: str) -> str:
@@ -19,7 +20,7 @@ def read_secret(path: Path | None) -> bytes | None:
     if path is None:
         return None
     try:
-        secret = path.read_bytes().strip()
+        secret = bytes_of(path).strip()
     except OSError as error:
         raise ConfigError(f"tenant.secret_file: {path} cannot be read: {error.strerror}") from error
     if len(secret) < 16:

@@ -13,12 +13,13 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from kvist_connector.errors import ConfigError
-from kvist_connector.settings import validate
+from kvist_connector.settings import text_of, validate
 from kvist_connector.yaml_text import YamlTextError, parse_documents
 from kvist_router.discovery.source import Listed
 from kvist_router.settings import ReplicaSettings, check_names
 
 POLL_SECONDS = 0.5
+MAX_FILE_BYTES = 16 * 2**20
 _Stamp = tuple[int, int, int]
 
 _log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class FileSource:
 def read_file(path: Path, fixed: tuple[ReplicaSettings, ...] = ()) -> tuple[ReplicaSettings, ...]:
     """The list in a file; raises ConfigError."""
     try:
-        documents = parse_documents(path.read_text())
+        documents = parse_documents(text_of(path, MAX_FILE_BYTES))
     except OSError as error:
         raise ConfigError(f"replicas_file {path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
