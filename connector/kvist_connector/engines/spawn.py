@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -80,6 +81,7 @@ def ensure_agent(settings: SpawnSettings, deadline: float = START_DEADLINE) -> P
         )
     try:
         settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _refuse_foreign(settings.folder)
         lock = os.open(settings.folder / "spawn.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(
@@ -125,6 +127,21 @@ class Reviver:
             ensure_agent(self._settings)
         except (ConfigError, OSError) as error:
             logger.error("the Kvist agent is gone and cannot be started again: %s", error)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Whoever owns the folder answers for the agent: with KV that it likes, and it sees ours.
+
+    Where everybody may write, as in /dev/shm, anybody can make the folder first that another user's is in.
+    """
+    shared = folder.parent.parent.stat().st_mode & stat.S_IWOTH
+    for place in (folder, folder.parent) if shared else (folder,):
+        for status in (place.lstat(), place.stat()):
+            if status.st_uid not in (os.geteuid(), 0):
+                raise ConfigError(
+                    f"kv_connector_extra_config.folder: {place} belongs to another user ({status.st_uid}): "
+                    "remove it or give another folder"
+                )
 
 
 def listening(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -136,3 +137,30 @@ def test_a_reviver_whose_folder_is_gone_only_logs(tmp_path, caplog):
     now[0] = REVIVE_PAUSE
     revive()
     assert "cannot be started again" in caplog.text
+
+
+@pytest.mark.parametrize("whose", ["folder", "parent", "link"])
+def test_a_folder_of_another_user_is_refused(tmp_path, whose, monkeypatch):
+    for_all = tmp_path / "shm"
+    for_all.mkdir()
+    for_all.chmod(0o1777)
+    folder = for_all / "kvist" / "model"
+    owners = {"folder": folder, "parent": folder.parent, "link": folder}
+    folder.mkdir(parents=True)
+    if whose == "link":
+        folder.rmdir()
+        folder.symlink_to(tmp_path)
+    status = type(folder).lstat if whose == "link" else type(folder).stat
+    monkeypatch.setattr(type(folder), status.__name__, of_another_user(status, owners[whose]))
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        ensure_agent(SpawnSettings(folder, "64Mi"))
+
+
+def of_another_user(status, path):
+    def found(self, **options):
+        real = status(self, **options)
+        if self != path or options:
+            return real
+        return os.stat_result((*real[:4], os.geteuid() + 1, *real[5:10]))
+
+    return found
