@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -20,6 +21,16 @@ ADAPTER = "tuned"
 RANK, LAYERS, HIDDEN, VALUES = 2, 30, 576, 192  # of SmolLM2-135M
 DEADLINE = 240.0  # an engine's start takes a minute or more on a busy machine
 MODEL = "smol"
+VARIED = frozenset({
+    "id", "created", "created_at", "completed_at", "system_fingerprint", "request_id", "kv_transfer_params",
+})  # fmt: skip
+BASE = {
+    "replicas": 2,
+    "dtype": "bfloat16",
+    "maxModelLen": 4096,
+    "kvCacheMemory": "128Mi",
+    "env": [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}],
+}
 WORDS = "The keeper of the lighthouse wrote every evening what the sea had brought that day. "
 
 
@@ -31,6 +42,24 @@ def until(look: Callable[[], Any], what: str, seconds: float = DEADLINE) -> Any:
             pytest.fail(f"{what}: not within {seconds:.0f} s")
         time.sleep(0.1)
     return found
+
+
+def plain(value: Any) -> Any:
+    """Without ids and times; of numbers that depend on the batch only that they are numbers."""
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items() if name not in VARIED}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return float if isinstance(value, float) else value
+
+
+def events(answer: httpx.Response) -> Iterator[Any]:
+    """Of a stream, and lines that are none."""
+    for line in answer.text.splitlines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield plain(json.loads(line[6:]))
+        elif line:
+            yield line
 
 
 class Rig:
@@ -55,6 +84,18 @@ class Rig:
             "max_tokens": 8,
         }
         return self.client.post(f"{base or self.urls.router}/v1/chat/completions", json=body | more)
+
+    def plain(self, value: Any) -> Any:
+        """See `plain`."""
+        return plain(value)
+
+    def asked(self, base: str, method: str, path: str, body: Any) -> tuple[Any, ...]:
+        """Status, kind of content, and what was said; events of several prompts come in any order."""
+        answer = self.client.request(method, base + path, json=body)
+        kind = answer.headers.get("content-type", "").partition(";")[0]
+        if kind == "text/event-stream":
+            return answer.status_code, kind, sorted(events(answer), key=repr)
+        return answer.status_code, kind, plain(answer.json())
 
     def text(self, response: httpx.Response) -> str:
         """The answer's text; the test fails on an error."""
@@ -137,48 +178,60 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def rig(
-    smollm2: Path, adapter: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Rig]:
-    """What a module wants otherwise: ADAPTERS served beside the model, ENGINE and ROUTER of its spec."""
-    wanted = request.module
-    adapters = [{"name": name, "path": str(adapter)} for name in getattr(wanted, "ADAPTERS", ())]
-    engine = {
-        "replicas": 2,
-        "dtype": "bfloat16",
-        "maxModelLen": 4096,
-        "kvCacheMemory": "128Mi",
-        "env": [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}],
-    }
-    manifest = spec.parse(
-        {
-            "apiVersion": names.API_VERSION,
-            "kind": names.KIND,
-            "metadata": {"name": "tests-real"},
-            "spec": {
-                "model": {"name": str(smollm2), "servedName": MODEL, "loraAdapters": adapters},
-                "engine": engine | getattr(wanted, "ENGINE", {}),
-                "cache": {"memory": "512Mi", "disk": {"size": "2Gi"}},
-                "router": getattr(wanted, "ROUTER", {}),
-            },
+class Rigs:
+    """The cluster that runs now; one of another kind ends it. Starts take minutes, so modules share it."""
+
+    def __init__(self, smollm2: Path, adapter: Path, folders: pytest.TempPathFactory) -> None:
+        self._smollm2, self._adapter, self._folders = smollm2, adapter, folders
+        self._wanted: dict[str, Any] | None = None
+        self._rig: Rig | None = None
+        self._events: list[str] = []
+
+    def of(self, module: ModuleType) -> Rig:
+        """What a module wants otherwise: ADAPTERS served beside the model, ENGINE and ROUTER of its spec."""
+        adapters = [{"name": name, "path": str(self._adapter)} for name in getattr(module, "ADAPTERS", ())]
+        model = {"name": str(self._smollm2), "servedName": MODEL, "loraAdapters": adapters}
+        engine, router = getattr(module, "ENGINE", {}), getattr(module, "ROUTER", {})
+        wanted = {
+            "model": model,
+            "engine": BASE | engine,
+            "cache": {"memory": "512Mi", "disk": {"size": "2Gi"}},
+            "router": router,
         }
-    )
-    (first,) = free_ports(1, run=8)
-    ports = Ports(
-        router=first,
-        router_admin=first + 1,
-        engine=first + 2,
-        agent=first + 4,
-    )
-    events: list[str] = []
-    options = Options(run_dir=tmp_path_factory.mktemp("run"), ports=ports)
-    cluster = Cluster.up(manifest, options, lambda event: events.append(str(event)))
+        if self._rig is None or wanted != self._wanted:
+            self.close()
+            self._wanted = wanted
+            self._rig = self._start(wanted)
+        self._rig.mirrored()
+        return self._rig
+
+    def close(self) -> None:
+        """End it."""
+        if self._rig is not None:
+            rig, self._rig = self._rig, None
+            rig.client.close()
+            rig.cluster.down()
+            print(json.dumps(self._events[-20:], indent=1))
+
+    def _start(self, wanted: dict[str, Any]) -> Rig:
+        head = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": "tests-real"}}
+        manifest = spec.parse({**head, "spec": wanted})
+        (first,) = free_ports(1, run=8)
+        ports = Ports(router=first, router_admin=first + 1, engine=first + 2, agent=first + 4)
+        self._events = []
+        options = Options(run_dir=self._folders.mktemp("run"), ports=ports)
+        return Rig(Cluster.up(manifest, options, lambda event: self._events.append(str(event))))
+
+
+@pytest.fixture(scope="session")
+def rigs(smollm2: Path, adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rigs]:
+    found = Rigs(smollm2, adapter, tmp_path_factory)
     try:
-        found = Rig(cluster)
-        found.mirrored()
         yield found
-        found.client.close()
     finally:
-        cluster.down()
-        print(json.dumps(events[-20:], indent=1))
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def rig(rigs: Rigs, request: pytest.FixtureRequest) -> Rig:
+    return rigs.of(request.module)

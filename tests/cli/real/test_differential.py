@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(1800)]
 
 MODEL = "smol"
-ADAPTERS = ["tuned"]
-TUNED = ADAPTERS[0]
 # One token is allowed, so that what is generated does not hang on how a batch was cut.
 FIXED = {"model": MODEL, "temperature": 0, "max_tokens": 3, "allowed_token_ids": [28]}
 USER = {"role": "user", "content": "What did the sea bring?"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-VARIED = frozenset({"id", "created", "created_at", "system_fingerprint", "request_id", "kv_transfer_params"})
 
 # What a model of text alone refuses: pictures, sounds and films, inside the body and elsewhere.
 DOT = (
@@ -75,13 +70,6 @@ REQUESTS: list[tuple[str, str, dict[str, Any] | None]] = [
     ("POST", CHAT, {**FIXED, "messages": shown(MEDIA[0]), "stream": True}),
     ("POST", "/v1/responses", {"model": MODEL, "max_output_tokens": 1, "input": [
         {"role": "user", "content": [{"type": "input_image", "image_url": DOT, "detail": "auto"}]}]}),
-    ("POST", CHAT, {**FIXED, "model": TUNED, "messages": [USER]}),
-    ("POST", CHAT, {**FIXED, "model": TUNED, "messages": [USER], "stream": True}),
-    ("POST", COMPLETIONS, {**FIXED, "model": TUNED, "prompt": ["The sea", "The land"]}),
-    ("POST", COMPLETIONS, {**FIXED, "model": TUNED, "prompt": [1, 2, 3], "logprobs": 1}),
-    ("POST", "/v1/responses", {"model": TUNED, "input": "x", "max_output_tokens": 1, "temperature": 0}),
-    ("POST", "/tokenize", {"model": TUNED, "messages": [USER]}),
-    ("POST", "/detokenize", {"model": TUNED, "tokens": [1, 2, 3]}),
     ("POST", "/tokenize", {"model": MODEL, "prompt": "The sea <|im_end|>"}),
     ("POST", "/tokenize", {"model": MODEL, "messages": [USER]}),
     ("POST", "/detokenize", {"model": MODEL, "tokens": [1, 2, 3]}),
@@ -90,38 +78,11 @@ REQUESTS: list[tuple[str, str, dict[str, Any] | None]] = [
 OWN_WORDS = frozenset({"/v1/responses/resp_unknown"})
 
 
-def plain(value: Any) -> Any:
-    """Without ids and times; of numbers that depend on the batch only that they are numbers."""
-    if isinstance(value, dict):
-        return {name: plain(item) for name, item in value.items() if name not in VARIED}
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    return float if isinstance(value, float) else value
-
-
-def answered(client: httpx.Client, base: str, method: str, path: str, body: Any) -> tuple[Any, ...]:
-    """Status, kind of content, and what was said; events of two prompts in one stream come in any order."""
-    answer = client.request(method, base + path, json=body)
-    kind = answer.headers.get("content-type", "").partition(";")[0]
-    if kind == "text/event-stream":
-        return answer.status_code, kind, sorted(events(answer), key=repr)
-    return answer.status_code, kind, None if path in OWN_WORDS else plain(answer.json())
-
-
-def events(answer: httpx.Response) -> Iterator[Any]:
-    for line in answer.text.splitlines():
-        if line.startswith("data: ") and line != "data: [DONE]":
-            yield plain(httpx.Response(200, text=line[6:]).json())
-        elif line:
-            yield line
-
-
 @pytest.mark.parametrize("asked", REQUESTS, ids=lambda asked: asked[1])
 def test_the_router_answers_as_the_engine_does(rig: Any, asked: tuple[str, str, Any]) -> None:
     rig.mirrored()
     engine = next(iter(rig.urls.engines.values()))
-    direct = answered(rig.client, engine, *asked)
-    routed = answered(rig.client, rig.urls.router, *asked)
+    direct, routed = rig.asked(engine, *asked), rig.asked(rig.urls.router, *asked)
     if asked[1] in OWN_WORDS and direct[0] >= 400:
         assert routed[0] == direct[0]
     else:
@@ -150,13 +111,11 @@ SDK: list[tuple[str, dict[str, Any]]] = [
     ("completions.create", {**ASKED, "prompt": [[1, 2], [3]], "n": 2}),
     ("responses.create", {"model": MODEL, "input": "The sea", "max_output_tokens": 1, "temperature": 0}),
     ("embeddings.create", {"model": MODEL, "input": "x"}),
-    ("chat.completions.create", {**ASKED, "model": TUNED, "messages": [USER]}),
-    ("completions.create", {**ASKED, "model": TUNED, "prompt": "The sea", "stream": True}),
     ("chat.completions.create", {**ASKED, "messages": shown(MEDIA[0])}),
 ]  # fmt: skip
 
 
-def through_sdk(base: str, method: str, asked: dict[str, Any]) -> Any:
+def through_sdk(rig: Any, base: str, method: str, asked: dict[str, Any]) -> Any:
     """What the SDK makes of an answer, or of its refusal."""
     openai = pytest.importorskip("openai")
     with openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0) as client:
@@ -168,22 +127,22 @@ def through_sdk(base: str, method: str, asked: dict[str, Any]) -> Any:
         except openai.APIStatusError as error:
             return type(error).__name__, error.status_code
         if asked.get("stream"):
-            return [plain(event.model_dump()) for event in found]
-        return plain(found.model_dump())
+            return [rig.plain(event.model_dump()) for event in found]
+        return rig.plain(found.model_dump())
 
 
 @pytest.mark.parametrize(("method", "asked"), SDK, ids=[method for method, _ in SDK])
 def test_the_sdk_makes_the_same_of_both_answers(rig: Any, method: str, asked: dict[str, Any]) -> None:
     rig.mirrored()
     engine = next(iter(rig.urls.engines.values()))
-    assert through_sdk(rig.urls.router, method, asked) == through_sdk(engine, method, asked)
+    assert through_sdk(rig, rig.urls.router, method, asked) == through_sdk(rig, engine, method, asked)
 
 
 def test_a_strict_client_gets_what_it_expects_and_admin_paths_are_not_there(rig: Any) -> None:
     openai = pytest.importorskip("openai")
     rig.mirrored()
     with openai.OpenAI(base_url=rig.urls.router + "/v1", api_key="none", max_retries=0) as client:
-        assert [model.id for model in client.models.list()] == sorted([MODEL, *ADAPTERS])
+        assert [model.id for model in client.models.list()] == [MODEL]
         answer = client.chat.completions.create(
             model=MODEL, messages=[USER], max_tokens=2, extra_body={"allowed_token_ids": [28]}
         )
@@ -192,20 +151,6 @@ def test_a_strict_client_gets_what_it_expects_and_admin_paths_are_not_there(rig:
         assert pieces[-1].choices[0].finish_reason == "length"
     for path in ("/reset_prefix_cache", "/collective_rpc", "/v1/load_lora_adapter", "/sleep"):
         assert rig.client.post(rig.urls.router + path, json={}).status_code == 404
-
-
-def test_an_adapter_answers_otherwise_and_finds_nothing_of_the_models_own(rig: Any) -> None:
-    rig.mirrored()
-    for replica in rig.urls.engines:
-        rig.forget_gpu(replica)
-    said = {}
-    for model in (MODEL, TUNED, MODEL, TUNED):
-        answer = rig.chat("adapters", model=model, max_tokens=16)
-        hits = sum(rig.decision(answer)["actual"]["hit_tokens"].values())
-        seen = said.setdefault(model, (rig.text(answer), hits))
-        assert seen[0] == rig.text(answer)
-        assert seen[1] == 0  # of each the first, whatever was computed before
-    assert said[MODEL][0] != said[TUNED][0]
 
 
 def test_a_body_over_the_limit_is_refused_before_it_reaches_an_engine(rig: Any) -> None:
