@@ -41,13 +41,15 @@ _PEER_FINGERPRINT: Final = b"f" * 32
 
 @dataclass(frozen=True)
 class Tier:
-    """Ours and the plain way; `keys` are there already where nothing is written."""
+    """Ours and the plain way; `keys` are there already where nothing is written, and `anew` puts them there
+    again: what their owner has found out about them is forgotten."""
 
     name: str
     ours: Way
     plain: Way
     port: int = 0
     keys: Sequence[bytes] = field(default=())
+    anew: Callable[[], Awaitable[None]] | None = None
 
     @property
     def writable(self) -> bool:
@@ -130,8 +132,13 @@ async def _peer(folder: Path, stack: AsyncExitStack, threads: ThreadPoolExecutor
     )
     stack.push_async_callback(engine.stop)
     keys = prompt_keys(range(8 * CHUNKS), _PEER_FINGERPRINT)
-    await engine.store(keys)
-    await engine.lookup(keys)
+
+    async def anew() -> None:
+        agent.clear("memory")
+        await engine.store(keys)
+        await engine.lookup(keys)
+
+    await anew()
     file = (
         Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvist-bench-", dir="/dev/shm"))) / "raw"
     )
@@ -143,4 +150,5 @@ async def _peer(folder: Path, stack: AsyncExitStack, threads: ThreadPoolExecutor
         Kvist(_wrapped(PeerStore(transfer), threads), _PEER_FINGERPRINT),
         Downloads(raw, AT_ONCE, stack.enter_context(ThreadPoolExecutor(AT_ONCE)), keys),
         keys=keys,
+        anew=anew,
     )

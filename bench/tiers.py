@@ -45,11 +45,14 @@ async def one_round(
     """Seconds of ours and the plain way, and the loop's worst stall during ours."""
     # Fresh keys in every round: a put of what is there would send nothing.
     keys = [bytes([number]) * 15 + bytes([index]) for index in range(CHUNKS)] if tier.writable else tier.keys
-    stalls = Stalls()
+    if tier.anew is not None:
+        await tier.anew()
     expected = data if tier.writable else [content(key, 0, CHUNK_BYTES) for key in keys]
     seconds: dict[str, float] = {}
 
     async def measured(way: Way, label: str) -> None:
+        stalls = Stalls()
+        stalls.begin()
         if tier.writable:
             seconds[f"{label}put"] = await timed(
                 lambda pair: way.put(*pair), list(zip(keys, data, strict=True))
@@ -61,22 +64,16 @@ async def one_round(
 
         seconds[f"{label}get"] = await timed(get, list(zip(keys, into, strict=True)))
         stalls.end()
+        seconds[f"{label}stall"] = stalls.worst
         if any(bytes(found[key]) != bytes(view) for key, view in zip(keys, expected, strict=True)):
             raise RuntimeError(f"{tier.name}: other bytes came back")
         if tier.writable:
             for key in keys:
                 await way.delete(key)
 
-    async def ours() -> None:
-        stalls.begin()
-        await measured(tier.ours, "")
-        seconds["stall"] = stalls.worst
-
-    async def theirs() -> None:
-        await measured(tier.plain, "plain ")
-
-    for work in (ours, theirs) if number % 2 else (theirs, ours):
-        await work()
+    ways = [(tier.ours, ""), (tier.plain, "plain ")]
+    for way, label in ways if number % 2 else reversed(ways):
+        await measured(way, label)
     return seconds
 
 

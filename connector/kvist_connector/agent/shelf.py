@@ -7,6 +7,7 @@ eviction nor a control gives its slot away; formatting the arena waits for it.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from kvist_connector.tiers.envelope import SCOPE_BYTES
 from kvist_connector.tiers.header import HEADER_BYTES, Header, checksum, pack_header
 
 _KEY_BYTES: Final = 16
+_MOST_DIGESTS: Final = 16_384  # 3 MiB
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class ArenaShelf:
         self._busy = busy
         self._threads = threads
         self._file = file
+        # A slot keeps its bytes for as long as it has its generation.
+        self._digests: OrderedDict[SlotRef, bytes] = OrderedDict()
 
     def sizes(self, names: Sequence[bytes]) -> list[int | None]:
         """See Shelf. Only what is in the arena: a lookup has no time for a disk."""
@@ -97,7 +101,7 @@ class ArenaShelf:
     async def _head(self, chunk: Chunk, ref: SlotRef, fingerprint: bytes) -> bytes:
         views = self._core.memory.views(ref)
         size = self._core.memory.chunk_bytes
-        digest = await asyncio.get_running_loop().run_in_executor(self._threads, checksum, views)
+        digest = await self._digest(ref, views)
         return pack_header(
             Header(
                 fingerprint=fingerprint,
@@ -113,6 +117,15 @@ class ArenaShelf:
                 lossy=Tier.MEMORY in chunk.lossy,
             )
         )
+
+    async def _digest(self, ref: SlotRef, views: Sequence[memoryview]) -> bytes:
+        found = self._digests.get(ref)
+        if found is None:
+            found = await asyncio.get_running_loop().run_in_executor(self._threads, checksum, views)
+            self._digests[ref] = found
+            if len(self._digests) > _MOST_DIGESTS:
+                self._digests.popitem(last=False)
+        return found
 
     def _give_back(self, chunk: Chunk) -> None:
         self._core.memory.unlease(chunk)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 
 import aiohttp
 import pytest
@@ -16,6 +17,7 @@ from kvist_connector.testing.agent_parts import answer, ask
 from kvist_connector.testing.agent_parts import keys_of as keys
 from kvist_connector.testing.fake_engine import layout, prompt_keys
 from kvist_connector.testing.peer_agents import PeerAgent
+from kvist_connector.tiers.header import checksum, unpack_header
 
 pytestmark = pytest.mark.timeout(120)
 PEER = [Tier.PEER]
@@ -311,6 +313,23 @@ async def test_a_chunk_that_is_being_sent_is_neither_evicted_nor_cleared(start):
     assert (did["chunks"], did["leased"]) == (1, 1)
     opened.close()
     assert (await first.parts.controls.edits.clear({"tier": "memory"}))["chunks"] == 1
+    await first.check()
+
+
+async def test_a_checksum_is_of_what_lies_in_the_slot_now(start):
+    """It is taken once for each generation of a slot."""
+    first = await start(memory=1 << 17)  # a few slots
+    slots = []
+    for number in (0, 500, 0, 500, 0, 500):
+        await first.computed(keys(2, first=number))
+        for _ in range(2):
+            opened = await first.agent.shelf.open(b"f" * 16 + keys(2, first=number)[1])
+            body = [os.pread(opened.file.fileno(), length, offset) for offset, length in opened.spans]
+            assert unpack_header(opened.head).checksum == checksum(body)
+            opened.close()
+        slots.append(opened.spans)
+        await first.parts.controls.edits.clear({"tier": "memory"})
+    assert len({tuple(spans) for spans in slots}) < len(slots), "no slot was used twice"
     await first.check()
 
 
