@@ -19,7 +19,7 @@ unexport PYTHONPATH PYTHONHOME
 .PHONY: help setup demo test services check bench clean lock reference e2e e2e-api e2e-build e2e-down e2e-up
 
 help: ## show this text
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 	echo
 	echo '  make demo ARGS="--keep"    flags for the demo;  make test ARGS="-m engine"  flags for pytest'
 	echo '  PYTHON=3.12 make setup     another Python (3.11 to 3.13)'

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = (ROOT, ROOT / "docs", ROOT / "images", ROOT / "charts" / "kvist")
+FOLDERS = (ROOT, ROOT / "docs", ROOT / "images", ROOT / "examples", ROOT / "charts" / "kvist")
 PAGES = sorted(page for folder in FOLDERS for page in folder.glob("*.md"))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -37,6 +37,12 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "a.md"
     page.write_text("# One `x`\n[a](#one-x) [b](#two) [c](b.md) [d](https://example.com/#e) [f](.)\n")
     assert list(broken(page)) == ["#two", "b.md"]
+
+
+def test_every_example_is_listed() -> None:
+    listed = LINK.findall((ROOT / "examples/README.md").read_text())
+    files = [path.relative_to(ROOT / "examples").as_posix() for path in (ROOT / "examples").rglob("*.yaml")]
+    assert [file for file in files if file not in listed] == []
 
 
 def test_the_readme_names_every_page() -> None:

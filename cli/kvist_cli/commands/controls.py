@@ -97,7 +97,8 @@ Examples:
   kvist retire --revision 2024-06 --router http://127.0.0.1:8081
 
 What was computed before is not served any more, by no tier and no engine, also after restarts; what is
-computed from now on is. `incomplete` names replicas that do not know it yet, to which routers send nothing
+computed from now on is. An engine's own blocks go before its next request: until then `kvist lookup` names
+gpu for them. `incomplete` names replicas that do not know it yet, to which routers send nothing
 until they do, or whose Redis or object store did not take the rule yet (`unpublished` with --json).
 """
 _TIERS: Final = ("memory", "disk", "redis", "object")
