@@ -350,7 +350,7 @@ async def test_copies_that_nobody_reads_are_swept_by_the_agent_that_told_the_tie
     counts = other.parts.lower[Tier.OBJECT].counts
 
     async def swept():
-        return await in_store(other) == left and counts["swept"] == 3 - left
+        return await in_store(other) == left and counts["swept"] >= 1
 
     await until(swept)
 
