@@ -129,7 +129,8 @@ def chat_body(seed: int, words: int) -> bytes:
 
 async def _decisions(folder: Path, rounds: int) -> tuple[float, float, int]:
     """p50 and p99 in ms, and tokens of a prompt."""
-    replicas = [{"name": f"r{number}", "url": "http://127.0.0.1:9"} for number in range(REPLICAS)]
+    nowhere = {"url": "http://127.0.0.1:9", "agent": "http://127.0.0.1:9"}
+    replicas = [{"name": f"r{number}", **nowhere} for number in range(REPLICAS)]
     settings = validate(RouterSettings, {"replicas": replicas})
     async with aiohttp.ClientSession() as session:
         metrics = MindMetrics(CollectorRegistry())

@@ -44,7 +44,7 @@ def cost(match: Match, tokens: int = 1000, queue: float = 0.0, speeds: Speeds = 
 
 
 def candidate(name: str, seconds: float, outstanding: int = 0, requests: int = 0) -> Candidate:
-    return Candidate(name, Cost(0.0, 0.0, 0.0, seconds, 0), outstanding, requests)
+    return Candidate(name, Cost.of(0.0, 0.0, 0.0, seconds, 0), outstanding, requests)
 
 
 def test_nothing_cached_costs_the_whole_prefill_behind_the_queue() -> None:
@@ -130,7 +130,7 @@ def test_a_conversation_stays_where_its_longer_prefix_is(
 
 
 def test_more_reuse_does_not_beat_a_busy_replica_inside_the_band() -> None:
-    busy = Candidate("busy", Cost(0.0, 0.0, 0.0, 0.1, 512), 300, 1)
+    busy = Candidate("busy", Cost.of(0.0, 0.0, 0.0, 0.1, 512), 300, 1)
     assert policy("kvist").choose([busy, candidate("idle", 0.1)], Random(0)).name == "idle"
 
 
@@ -160,15 +160,15 @@ def test_round_robin_takes_each_in_turn_though_replicas_come_and_go() -> None:
 
 
 def test_others_wait_for_our_prefill_and_our_space_and_answers_stand_still_meanwhile() -> None:
-    found = Candidate("a", Cost(1.0, 0.0, 0.0, 2.0, 0), 0, 9, waiting=3, decoding=6, occupied=0.5)
+    found = Candidate("a", Cost.of(1.0, 0.0, 0.0, 2.0, 0), 0, 9, waiting=3, decoding=6, occupied=0.5)
     assert delays(found) == pytest.approx(3 * 2.0 + STANDSTILL * 6 * 2.0 + (3 + 6) * 0.5)
     assert delays(candidate("idle", 2.0)) == 0
 
 
 def test_where_more_is_computed_lately_than_elsewhere_computing_is_dearer() -> None:
     """A tenth more to compute, but what is evicted there has been kept for longer."""
-    busy = Candidate("busy", Cost(0.0, 0.0, 0.0, 1.0, 0), 0, 0, lately=3000, prompt=10)
-    calm = Candidate("calm", Cost(0.0, 0.0, 0.0, 1.1, 0), 0, 0, lately=1000, prompt=10)
+    busy = Candidate("busy", Cost.of(0.0, 0.0, 0.0, 1.0, 0), 0, 0, lately=3000, prompt=10)
+    calm = Candidate("calm", Cost.of(0.0, 0.0, 0.0, 1.1, 0), 0, 0, lately=1000, prompt=10)
     assert policy("kvist").choose([busy, calm], Random(0)).name == "calm"
     assert work(busy, 2000) == pytest.approx(1.0 * (WORK + TURNOVER * 1000 / 2010))
     assert work(calm, 2000) == pytest.approx(1.1 * (WORK - TURNOVER * 1000 / 2010))
@@ -177,16 +177,16 @@ def test_where_more_is_computed_lately_than_elsewhere_computing_is_dearer() -> N
 
 def test_a_few_prompts_more_say_nothing_of_what_is_evicted() -> None:
     """One has computed the last prompt, and goes on with it."""
-    last = Candidate("last", Cost(0.0, 0.0, 0.0, 0.8, 200), 0, 0, lately=1000, prompt=1000)
-    other = Candidate("other", Cost(0.0, 0.0, 0.0, 1.0, 0), 0, 0, prompt=1000)
+    last = Candidate("last", Cost.of(0.0, 0.0, 0.0, 0.8, 200), 0, 0, lately=1000, prompt=1000)
+    other = Candidate("other", Cost.of(0.0, 0.0, 0.0, 1.0, 0), 0, 0, prompt=1000)
     assert policy("kvist").choose([other, last], Random(0)).name == "last"
 
 
 def test_a_prefix_that_is_being_computed_is_waited_for_within_a_bound() -> None:
     """An idle replica would answer as early, or a third earlier, and compute it once more."""
-    idle = Candidate("idle", Cost(0.0, 0.0, 0.0, 1.0, 0), 0, 0)
+    idle = Candidate("idle", Cost.of(0.0, 0.0, 0.0, 1.0, 0), 0, 0)
     for wait, taken in ((1.0, "leader"), (1.4, "leader"), (1.6, "idle")):
-        leader = Candidate("leader", Cost(wait, 0.0, 0.0, 0.01, 6000), 6000, 1, waiting=1, prompt=6100)
+        leader = Candidate("leader", Cost.of(wait, 0.0, 0.0, 0.01, 6000), 6000, 1, waiting=1, prompt=6100)
         assert policy("kvist").choose([leader, idle], Random(0)).name == taken
 
 
@@ -196,8 +196,8 @@ def test_a_beginning_that_many_share_does_not_gather_their_prompts_in_one_place(
 ) -> None:
     """A few milliseconds less to compute decide only where a conversation goes on."""
     prompt = round(512 / share)
-    holder = Candidate("holder", Cost(0.0, 0.0, 0.0, 0.999, 512), 0, 0, lately=1100, prompt=prompt)
-    calm = Candidate("calm", Cost(0.0, 0.0, 0.0, 1.0, 0), 0, 0, lately=1000, prompt=prompt)
+    holder = Candidate("holder", Cost.of(0.0, 0.0, 0.0, 0.999, 512), 0, 0, lately=1100, prompt=prompt)
+    calm = Candidate("calm", Cost.of(0.0, 0.0, 0.0, 1.0, 0), 0, 0, lately=1000, prompt=prompt)
     assert policy("kvist").choose([holder, calm], Random(0)).name == taken
 
 
@@ -212,8 +212,8 @@ def test_what_was_computed_long_ago_counts_less() -> None:
 
 def test_a_prefix_is_not_computed_twice_to_save_one_request_a_wait_that_all_others_get() -> None:
     """Both are full; the wait is shorter where the prefix is not, but ten wait there already."""
-    held = Candidate("held", Cost(1.0, 0.0, 0.0, 0.1, 6000, 2.0), 0, 30, 10, 20, 0.1)
-    shorter = Candidate("shorter", Cost(1.0, 0.0, 0.0, 0.7, 0, 1.0), 0, 30, 10, 20, 0.7)
+    held = Candidate("held", Cost.of(1.0, 0.0, 0.0, 0.1, 6000, 2.0), 0, 30, 10, 20, 0.1)
+    shorter = Candidate("shorter", Cost.of(1.0, 0.0, 0.0, 0.7, 0, 1.0), 0, 30, 10, 20, 0.7)
     assert shorter.cost.total < held.cost.total
     assert policy("kvist").choose([held, shorter], Random(0)).name == "held"
 

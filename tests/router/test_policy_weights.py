@@ -11,7 +11,7 @@ from kvist_router.mind.policies.weights import PolicyWeights
 
 
 def replica(name: str, seconds: float, requests: int = 0, **more: float) -> Candidate:
-    return Candidate(name, Cost(0.0, 0.0, 0.0, seconds, 0), requests, requests, **more)  # type: ignore[arg-type]
+    return Candidate(name, Cost.of(0.0, 0.0, 0.0, seconds, 0), requests, requests, **more)  # type: ignore[arg-type]
 
 
 def test_the_tie_band_is_as_wide_as_told() -> None:

@@ -114,7 +114,7 @@ def tie_band(
     standstill, ratio, seconds = STANDSTILL, TIE_RATIO, TIE_SECONDS
     if weights is not None:
         standstill, ratio, seconds = weights.standstill, weights.tie_ratio, weights.tie_seconds
-    mean = sum(candidate.lately for candidate in candidates) / len(candidates)
+    mean = sum([candidate.lately for candidate in candidates]) / len(candidates)
     totals = [
         item.cost.total
         + (delays(item, standstill) if item.waiting or item.decoding else 0.0)

@@ -68,12 +68,16 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     pending: float
     recompute: float
     reused: int
-    space: float = 0.0
+    space: float
+    total: float  # predicted seconds to the first token
 
-    @property
-    def total(self) -> float:
-        """Predicted seconds to the first token."""
-        return self.queue + self.space + self.load + self.pending + self.recompute
+    @classmethod
+    def of(
+        cls, queue: float, load: float, pending: float, recompute: float, reused: int, space: float = 0.0
+    ) -> Cost:
+        """From the parts."""
+        total = queue + space + load + pending + recompute
+        return cls(queue, load, pending, recompute, reused, space, total)
 
 
 def prompt_cost(
@@ -103,7 +107,8 @@ def prompt_cost(
     if load and not speeds.measured:
         load = min(load, UNMEASURED_LOAD * speeds.prefill.seconds(gpu, reused))
     recompute = speeds.prefill.seconds(reused, tokens) * speeds.correction
-    return Cost(queue, load, pending, recompute, reused, space)
+    total = queue + space + load + pending + recompute
+    return Cost(queue, load, pending, recompute, reused, space, total)
 
 
 def taken_tokens(match: Match, tokens: int, chunk_tokens: int) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import repeat
+from itertools import filterfalse, repeat, takewhile
 
 import msgspec
 
@@ -139,8 +139,11 @@ class Mirror:
         if not keys or not (keys[0] in tiers or (reads and self._elsewhere(keys))):
             return NO_HIT
         # Loops in C, and no further than need be: this runs for every replica of every request.
-        if not reads:
-            keys = _beginning(keys, tiers)
+        if not reads:  # a key that is not there ends the hit: the half of them is enough, or a quarter ...
+            end = len(keys)
+            while end > 1 and keys[end // 2] not in tiers:
+                end //= 2
+            keys = keys[:end]
         masks = bytes(map(tiers.get, keys, repeat(0)))
         gpu = masks.translate(_ON_GPU).find(0)
         if reads:
@@ -232,24 +235,20 @@ class ApproximateIndex:
 
     def add(self, keys: Sequence[bytes]) -> None:
         """A prompt was computed there. Its first chunk becomes the most recent: prefixes outlive tails."""
+        known = self._keys
         for key in reversed(keys):
-            self._keys[key] = None
-            self._keys.move_to_end(key)
-        while len(self._keys) > self._capacity:
-            self._keys.popitem(last=False)
+            known[key] = None
+            known.move_to_end(key)
+        while len(known) > self._capacity:
+            known.popitem(last=False)
 
     def hit(self, keys: Sequence[bytes]) -> Hit:
         """Leading chunks, taken to be on the GPU."""
-        count = 0
-        for key in keys:
-            if key not in self._keys:
-                break
-            count += 1
-        return Hit(count, b"")
+        return Hit(len(list(takewhile(self._keys.__contains__, keys))), b"")
 
-    def has(self, key: bytes) -> bool:
-        """Whether the key is probably there."""
-        return key in self._keys
+    def missing(self, keys: Iterable[bytes]) -> list[bytes]:
+        """Those that are probably not there."""
+        return list(filterfalse(self._keys.__contains__, keys))
 
     def clear(self) -> None:
         """The engine started anew."""
@@ -261,14 +260,6 @@ def _without(bits: int) -> tuple[bytes, bytes]:
     """For bytes.translate: every mask without these tiers, and the best stored tier of that."""
     rest = bytes(mask & ~bits for mask in range(256))
     return rest, rest.translate(_BEST)
-
-
-def _beginning(keys: Sequence[bytes], tiers: Mapping[bytes, int]) -> Sequence[bytes]:
-    """The keys up to one that is not there: the half of them, a quarter, and so on."""
-    end = len(keys)
-    while end > 1 and keys[end // 2] not in tiers:
-        end //= 2
-    return keys if end == len(keys) else keys[:end]
 
 
 def _either(first: bytes, second: bytes) -> bytes:

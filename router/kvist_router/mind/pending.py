@@ -16,22 +16,22 @@ class Pending:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._entries: OrderedDict[bytes, tuple[float, float, str]] = OrderedDict()  # ready, expires, owner
+        self.entries: OrderedDict[bytes, tuple[float, float, str]] = OrderedDict()  # ready, expires, owner
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def add(self, keys: Sequence[bytes], ready: float, expires: float, owner: str) -> None:
         """The request `owner` computes `keys` until about `ready`; keys of an earlier owner stay theirs."""
         for key in keys:
-            if key not in self._entries:
-                self._entries[key] = (ready, expires, owner)
-        while len(self._entries) > self._capacity:
-            self._entries.popitem(last=False)
+            if key not in self.entries:
+                self.entries[key] = (ready, expires, owner)
+        while len(self.entries) > self._capacity:
+            self.entries.popitem(last=False)
 
     def run(self, keys: Sequence[bytes], start: int, now: float) -> tuple[int, float]:
         """Leading pending chunks from index `start`, and when the last of them is ready."""
-        entries, count, ready = self._entries, 0, now
+        entries, count, ready = self.entries, 0, now
         if not entries:
             return 0, now
         for index in range(start, len(keys)):
@@ -44,23 +44,23 @@ class Pending:
 
     def committed(self, keys: Iterable[bytes]) -> None:
         """The feed reported the keys."""
-        if self._entries:
+        if self.entries:
             for key in keys:
-                self._entries.pop(key, None)
+                self.entries.pop(key, None)
 
     def drop(self, keys: Iterable[bytes], owner: str) -> None:
         """The owner failed or was cancelled before it computed them."""
         for key in keys:
-            entry = self._entries.get(key)
+            entry = self.entries.get(key)
             if entry is not None and entry[2] == owner:
-                del self._entries[key]
+                del self.entries[key]
 
     def expire(self, now: float) -> None:
         """Forget entries whose time is over."""
-        gone = [key for key, entry in self._entries.items() if entry[1] <= now]
+        gone = [key for key, entry in self.entries.items() if entry[1] <= now]
         for key in gone:
-            del self._entries[key]
+            del self.entries[key]
 
     def clear(self) -> None:
         """The replica went away."""
-        self._entries.clear()
+        self.entries.clear()

@@ -23,7 +23,7 @@ def candidate(
     if len(chains) == 1:  # nearly always, and for every replica of every request
         chain, chunk, speeds = chains[0], replica.chunk_tokens, replica.speeds
         match = replica.match(chain, memo, now, feeds)
-        taken = taken_tokens(match, chain.tokens, chunk)
+        taken = taken_tokens(match, chain.tokens, chunk) if busy.space_total else 0
         queue = speeds.prefill.linear * busy.prefill_tokens * speeds.correction
         space = busy.space_seconds(taken, queue) if busy.space_total else 0.0
         cost = prompt_cost(match, chain.tokens, chunk, replica.block_tokens, speeds, queue, space)
@@ -46,7 +46,7 @@ def candidate(
 def unknown(replica: Replica, tokens: int) -> Candidate:
     """A replica whose own figures cannot be calculated with: nothing is reused, at the prior speed."""
     recompute = PRIOR_PREFILL.seconds(0, tokens)
-    cost = Cost(0.0, 0.0, 0.0, recompute, 0)
+    cost = Cost.of(0.0, 0.0, 0.0, recompute, 0)
     return Candidate(replica.name, cost, replica.outstanding_tokens, replica.outstanding_requests)
 
 
@@ -74,4 +74,4 @@ def _together(
         recompute = speeds.prefill.seconds(0, tokens) * speeds.correction
     load, reused = sum(cost.load for cost in costs), sum(cost.reused for cost in costs)
     pending = max((cost.pending for cost in costs), default=0.0)
-    return Cost(queue, load, pending, recompute, reused, space), taken
+    return Cost.of(queue, load, pending, recompute, reused, space), taken

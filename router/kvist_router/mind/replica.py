@@ -182,7 +182,7 @@ class Replica:
             gpu = hit.gpu_chunks * self.chunk_tokens
         if mirrored and self.trust.doubted:
             hit, gpu = self._believed(hit, gpu)
-        if not self.pending:
+        if not self.pending.entries:
             return Match(hit, gpu)
         count, ready = self.pending.run(keys, hit.chunks, now)
         return Match(hit, gpu, count, ready - now)
@@ -240,9 +240,9 @@ class Replica:
     def computes(self, keys: Sequence[bytes], now: float) -> list[bytes]:
         """The keys it does not hold yet: what a dispatch makes pending."""
         if not self.mirrored(now):
-            return [key for key in keys if not self.approximate.has(key)]
+            return self.approximate.missing(keys)
         missing = self.mirror.missing(keys)
-        return missing if self._gpu_believed() else [key for key in missing if not self.approximate.has(key)]
+        return missing if self._gpu_believed() else self.approximate.missing(missing)
 
     def observed(self, predicted: float, seconds: float) -> None:
         """A first byte came after `seconds`: move this replica's correction."""

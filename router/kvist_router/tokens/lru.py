@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -28,6 +28,19 @@ class SizedLRU(Generic[K, V]):
             return None
         self._entries.move_to_end(key)
         return found[0]
+
+    def get_all(self, keys: Sequence[K]) -> list[V | None]:
+        """The same for many."""
+        entries = self._entries
+        found: list[V | None] = []
+        for key in keys:
+            entry = entries.get(key)
+            if entry is None:
+                found.append(None)
+            else:
+                entries.move_to_end(key)
+                found.append(entry[0])
+        return found
 
     def put(self, key: K, value: V, size: int) -> None:
         """Keep a value; one that is larger than the whole capacity is not kept."""

@@ -165,7 +165,7 @@ def _check_prompt(fields: dict[str, Any], path: Path) -> None:
         messages = fields.get("messages")
         if not isinstance(messages, list) or not messages:
             _refuse("messages must be a list with at least one message", "messages")
-        if not all(isinstance(message, dict) for message in messages):
+        if not {dict}.issuperset(map(type, messages)):
             _refuse("every message must be an object", "messages")
     elif path == "completions" and not isinstance(fields.get("prompt"), str | list):
         if fields.get("prompt_embeds") is not None:

@@ -9,13 +9,30 @@ from __future__ import annotations
 
 import re
 from os import urandom
+from typing import Any, NamedTuple
 
 from kvist_router.tokens.lru import SizedLRU
 from kvist_router.tokens.template import ChatTemplate, Conversation
 
 CACHED_PARTS = 100_000  # of all skeletons together
 
-Piece = tuple[str | int, ...]  # text, or the number of the message whose content stands there
+Part = str | int  # text, or the number of the message whose content stands there
+
+
+class Piece(NamedTuple):
+    """Nearly always a text and one content."""
+
+    begin: str
+    number: int | None
+    more: tuple[Part, ...]
+
+    @classmethod
+    def of(cls, parts: list[Part]) -> Piece:
+        """From its parts in a row."""
+        begin, rest = (parts[0], parts[1:]) if isinstance(parts[0], str) else ("", parts)
+        if rest and isinstance(rest[0], int):
+            return cls(begin, rest[0], tuple(rest[1:]))
+        return cls(begin, None, tuple(rest))
 
 
 class Skeletons:
@@ -34,15 +51,11 @@ class Skeletons:
         skeleton = self._known.get(shape)
         if skeleton is None:
             skeleton = self._build(conversation)
-            self._known.put(shape, skeleton, sum(map(len, skeleton)) + len(shape))
+            self._known.put(shape, skeleton, sum(2 + len(piece.more) for piece in skeleton) + len(shape))
         texts = []
-        for piece in skeleton:
-            if len(piece) == 2 and type(piece[0]) is str and type(piece[1]) is int:
-                texts.append(piece[0] + messages[piece[1]]["content"])
-            else:
-                texts.append(
-                    "".join([part if type(part) is str else messages[int(part)]["content"] for part in piece])
-                )
+        for begin, number, more in skeleton:
+            text = begin if number is None else begin + messages[number]["content"]
+            texts.append(text + _joined(more, messages) if more else text)
         return texts
 
     def _build(self, conversation: Conversation) -> list[Piece]:
@@ -52,13 +65,13 @@ class Skeletons:
             for number, message in enumerate(conversation.messages)
         ]
         text = self._template.render(conversation._replace(messages=marked))
-        skeleton: list[list[str | int]] = [[]]
+        skeleton: list[list[Part]] = [[]]
         for number, part in enumerate(re.split(mark + r"(\d+)\.", text)):
             if number % 2:
                 skeleton[-1].append(int(part))
             else:
                 _append(skeleton, self._cut(part))
-        return [tuple(piece) for piece in skeleton if piece]
+        return [Piece.of(parts) for parts in skeleton if parts]
 
     def _cut(self, text: str) -> list[str]:
         """Split before the first added token that nothing can overlap; one cut per literal is enough."""
@@ -68,7 +81,11 @@ class Skeletons:
         return [text]
 
 
-def _append(skeleton: list[list[str | int]], texts: list[str]) -> None:
+def _joined(parts: tuple[Part, ...], messages: list[dict[str, Any]]) -> str:
+    return "".join([part if isinstance(part, str) else messages[part]["content"] for part in parts])
+
+
+def _append(skeleton: list[list[Part]], texts: list[str]) -> None:
     if texts[0]:
         skeleton[-1].append(texts[0])
     skeleton += [[text] for text in texts[1:]]

@@ -104,8 +104,8 @@ class ModelTokenizer:
     async def _encode(self, pieces: list[str]) -> list[bytes]:
         if self._added_later:
             raise NotExact("special tokens")
-        get = self._cache.get
-        found = [get(piece) if piece else b"" for piece in pieces]
+        pieces = list(filter(None, pieces))
+        found = self._cache.get_all(pieces)
         if None in found:
             missing = {piece for piece, tokens in zip(pieces, found, strict=True) if tokens is None}
             fresh = await self._encoder.encode(missing)

@@ -131,7 +131,7 @@ class Gate:
             if not first.item.done():
                 first.item.set_result(None)
                 self._called.add(first)
-        self._metrics.waiting.set(len(self._queue))
+        self._metrics.wait(len(self._queue))
 
     async def _wait(self, waiting: _Waits) -> None:
         self._make_place(waiting)

@@ -46,9 +46,10 @@ class AdmissionMetrics:
             [tenant, names.LABEL_REASON],
             registry=registry,
         )
-        self.waiting = Gauge(
+        self._waiting = Gauge(
             "kvist_router_queued_requests", "Requests that wait for their turn.", registry=registry
         )
+        self._wait = 0
         self.waited = Histogram(
             "kvist_router_queue_seconds", "Time that they waited.", buckets=_SECONDS, registry=registry
         )
@@ -63,6 +64,12 @@ class AdmissionMetrics:
             for reason in REASONS:
                 self._refused.remove(gone, reason)
         self._named = set(named)
+
+    def wait(self, count: int) -> None:
+        """So many wait now; said after every request, and the same nearly always."""
+        if count != self._wait:
+            self._wait = count
+            self._waiting.set(count)
 
     def request(self, tenant: str, tokens: int) -> None:
         """One had its turn, with a prompt of so many tokens."""
