@@ -184,7 +184,7 @@ class Catalog:
         if chunk.ref is not None:
             raise ValueError(f"chunk {key.hex()} is already in memory")
         chunk.ref = ref
-        chunk.parent = parent  # a chunk found in a shared tier did not say what its root is
+        chunk.parent = self._same(parent)  # a chunk found in a shared tier did not say what its root is
         chunk.used = now
         self._add(Tier.MEMORY, chunk, size, now)
         self.on_change(Tier.MEMORY, key, True)
@@ -195,7 +195,7 @@ class Catalog:
         chunk = self._entry(key, parent, index, size)
         if tier not in chunk.below:
             chunk.below = self._places(chunk.below | {tier})
-            self._add(tier, chunk, size, now, parent)
+            self._add(tier, chunk, size, now, self._same(parent))
             self.on_change(tier, key, True)
             if chunk.ref is not None:
                 # Dropping it from memory costs only the reload from now on.
@@ -341,8 +341,14 @@ class Catalog:
     def _entry(self, key: bytes, parent: bytes, index: int, size: int) -> Chunk:
         chunk = self._chunks.get(key)
         if chunk is None:
-            chunk = self._chunks[key] = Chunk(key, parent, index, size, pinned=self.is_pinned(key))
+            chunk = Chunk(key, self._same(parent), index, size, pinned=self.is_pinned(key))
+            self._chunks[key] = chunk
         return chunk
+
+    def _same(self, parent: bytes) -> bytes:
+        """The parent's own key object where it is known: chains are followed without a second copy."""
+        before = self._chunks.get(parent)
+        return parent if before is None else before.key
 
     def _detach(self, chunk: Chunk) -> None:
         # The leased object keeps the slot; the catalog goes on with a new object, if with any.

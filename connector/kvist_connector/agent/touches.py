@@ -13,7 +13,7 @@ from typing import Final
 
 from kvist_connector.agent.catalog import Chunk
 
-PIECE: Final = 32
+PIECE: Final = 16  # 0.15 ms of one core, with a million chunks whose books are in no cache
 MOST_WAITING: Final = 65_536  # beyond it they are entered at once
 
 
