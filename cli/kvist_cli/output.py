@@ -10,6 +10,8 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from kvist_connector.log_lines import plain
+
 
 def console() -> Console:
     """Standard output; plain when it is no terminal."""
@@ -17,9 +19,9 @@ def console() -> Console:
 
 
 def print_error(text: str) -> None:
-    """One message on standard error."""
+    """One message on standard error; what it quotes of a server's moves no cursor."""
     Console(stderr=True, highlight=False, soft_wrap=True).print("error:", style="bold red", end=" ")
-    print(text, file=sys.stderr)
+    print("\n".join(map(plain, text.split("\n"))), file=sys.stderr)
 
 
 def print_json(value: Any) -> None:

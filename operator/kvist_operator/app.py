@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from kvist_connector import names
 from kvist_connector.errors import ConfigError
+from kvist_connector.log_lines import log_to_stderr
 from kvist_connector.settings import add_flags, load, program_parser, to_yaml
 from kvist_operator.control.acts import Acts
 from kvist_operator.control.api import Api, Key
@@ -114,7 +115,7 @@ async def _release(settings: OperatorSettings, deployment: str | None) -> None:
 
 
 def _configure_logs(level: str) -> None:
-    logging.basicConfig(level=level.upper(), format=names.LOG_FORMAT, stream=sys.stderr)
+    log_to_stderr(level.upper())
     if level != "debug":
         logging.getLogger("kopf").setLevel(logging.ERROR)
 

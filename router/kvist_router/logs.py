@@ -16,6 +16,7 @@ from typing import Any, Final, TextIO
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvist_connector import names
+from kvist_connector.log_lines import LineFormatter
 from kvist_router.log_settings import LONGEST_BODY, LogSettings
 from kvist_router.relay.app import TENANT
 
@@ -24,11 +25,8 @@ _QUIET: Final = (names.PATH_HEALTHZ, names.PATH_READYZ, names.PATH_METRICS)
 _requests = logging.getLogger("kvist.requests")
 
 
-class TextFormatter(logging.Formatter):
+class TextFormatter(LineFormatter):
     """`name=value` behind the message."""
-
-    def __init__(self) -> None:
-        super().__init__(names.LOG_FORMAT)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base's name
         """One line."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 from pathlib import Path
 
-from kvist_cli.commands.status import STARTING, gather
+import pytest
+
+from kvist_cli.commands.status import STARTING, gather, show
+from kvist_cli.commands.up import curl_line
 from kvist_cli.local.identity import identify
 from kvist_cli.local.state import VERSION, ClusterState, Phase, ProgramState
+from kvist_connector.log_lines import plain
 from kvist_operator.plan import Role
 
 # Nobody is asked there: a question would fail in other words.
@@ -49,3 +55,14 @@ def test_programs_that_start_are_said_to_and_not_asked() -> None:
     assert report["router"] == {"error": STARTING}
     assert report["hits"] is None
     assert report["healthy"] is False
+
+
+@pytest.mark.parametrize("name", ["m", "a[/b]", "[red]x", "it's\x1b[2J", "'; true #"])
+def test_a_model_of_any_name_is_shown_and_asked_for_as_it_is(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = {"name": "demo", "model": name, "endpoint": URL, "logs": "/l", "programs": [], "hits": None}
+    show(report | {"supervisor": {"pid": 1, "alive": True}, "agents": {}, "router": {"error": STARTING}})
+    assert plain(name) in capsys.readouterr().out
+    asked = json.loads(shlex.split(curl_line(URL, name, keys=True))[-1])
+    assert asked["model"] == name

@@ -6,6 +6,7 @@ import os
 from typing import Any, Final
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from kvist_cli import target
@@ -16,6 +17,7 @@ from kvist_cli.commands.options import Agents, AsJson, ClusterName, RouterAdmin,
 from kvist_cli.local.identity import alive
 from kvist_cli.local.state import ClusterState, Phase, ProgramState
 from kvist_cli.output import console, print_json
+from kvist_connector.log_lines import plain
 from kvist_connector.names import PATH_HEALTHZ, PATH_REPLICAS, PATH_STATS
 from kvist_connector.quantity import counted, format_bytes
 from kvist_operator.plan import Role
@@ -56,7 +58,7 @@ def status(
     if json:
         print_json(report)
     else:
-        (_show_answers if elsewhere else _show)(report)
+        (_show_answers if elsewhere else show)(report)
     if not report["healthy"]:
         raise typer.Exit(1)
 
@@ -117,11 +119,12 @@ def _program(program: ProgramState, supervised: bool) -> dict[str, Any]:
     }
 
 
-def _show(report: dict[str, Any]) -> None:
+def show(report: dict[str, Any]) -> None:
+    """For people."""
     out = console()
     supervisor = report["supervisor"]
     alive_text = "" if supervisor["alive"] else " [red](dead: `kvist down` or `kvist up` cleans up)[/red]"
-    out.print(f"[bold]{report['name']}[/bold]  {report['model']}  {report['endpoint']}")
+    out.print(f"[bold]{report['name']}[/bold]  {escape(plain(report['model']))}  {report['endpoint']}")
     out.print(f"supervisor pid {supervisor['pid']}{alive_text}")
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for column in ("program", "health", "phase", "pid", "restarts", "ports"):

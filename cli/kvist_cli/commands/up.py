@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Final
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from kvist_cli.commands.detach import start_detached
 from kvist_cli.commands.options import (
@@ -150,15 +153,19 @@ def _down(cluster: Cluster) -> None:
 
 
 def _ready(out: Console, cluster: Cluster, manifest: CacheCluster, seconds: float) -> None:
-    out.print(f"ready in {seconds:.1f} s: {cluster.urls.router}/v1  (logs: {cluster.run_dir / 'logs'})")
+    out.print(
+        f"ready in {seconds:.1f} s: {cluster.urls.router}/v1  (logs: {escape(str(cluster.run_dir / 'logs'))})"
+    )
     line = curl_line(cluster.urls.router, manifest.served_name, has_keys(manifest))
     out.print(line, markup=False, soft_wrap=True)
 
 
 def curl_line(url: str, model: str, keys: bool) -> str:
     """A first request to try."""
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
     # The certificate is for the names that clients use, which this address is not.
     insecure = " --insecure" if url.startswith("https:") else ""
     key = ' -H "authorization: Bearer $KEY"' if keys else ""
-    return f"curl{insecure} {url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{body}'"
+    return (
+        f"curl{insecure} {url}/v1/chat/completions -H 'content-type: application/json'{key} -d {quote(body)}"
+    )

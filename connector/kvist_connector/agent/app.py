@@ -26,6 +26,7 @@ from kvist_connector.agent.limits import allow_open_files
 from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.agent.token_file import TokenFile
 from kvist_connector.errors import ConfigError
+from kvist_connector.log_lines import log_to_stderr
 from kvist_connector.tls import LiveContext
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
         if given.print_config:
             sys.stdout.write(configuration.to_yaml(settings))
             return 0
-        logging.basicConfig(level=logging.INFO, format=names.LOG_FORMAT, stream=sys.stderr)
+        log_to_stderr(logging.INFO)
         return asyncio.run(_serve(settings))
     except ConfigError as error:
         sys.stderr.write(f"kvist-agent: {error}\n")
