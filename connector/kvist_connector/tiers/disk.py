@@ -19,6 +19,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -208,12 +209,14 @@ def _take(root: Path, direct: bool) -> int:
 def _scan(root: Path) -> dict[bytes, _File]:
     files = {}
     refused = None
-    for path in root.glob("??/*"):
+    # A link leads to what is not ours: files there are neither counted nor deleted.
+    folders = [folder for folder in root.glob("??") if not folder.is_symlink()]
+    for path in chain.from_iterable(folder.glob("*") for folder in folders):
         try:
             if path.name.endswith(_PARTIAL):
                 path.unlink(missing_ok=True)
             elif path.name.endswith(_SUFFIX):
-                key, status = _key_of(path), path.stat()
+                key, status = _key_of(path), path.lstat()
                 # What is no file is not ours, and opening a pipe would wait for ever.
                 if key is not None and stat.S_ISREG(status.st_mode):
                     files[key] = _File(status.st_size)

@@ -178,6 +178,24 @@ async def test_what_is_no_file_or_cannot_be_deleted_stays_and_the_rest_is_found(
     await store.close()
 
 
+async def test_what_links_lead_to_is_neither_counted_nor_deleted(tmp_path, threads):
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    for folder in (root, elsewhere):
+        folder.mkdir()
+    theirs = [elsewhere / f"{key(1).hex()}.kvist", elsewhere / "notes.partial"]
+    for path in theirs:
+        path.write_bytes(b"theirs")
+    (root / key(1).hex()[:2]).symlink_to(elsewhere)
+    other = bytes([255]) * 16
+    (root / "ff").mkdir()
+    (root / "ff" / f"{other.hex()}.kvist").symlink_to(theirs[0])
+    store = await DiskStore.open(root, LIMIT, "none", threads)
+    assert [item async for item in store.items()] == []
+    assert (await store.capacity()).used == 0
+    assert all(path.exists() for path in theirs)
+    await store.close()
+
+
 async def test_a_folder_that_cannot_be_locked_is_refused(tmp_path, threads, monkeypatch):
     def unlockable(*arguments):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
