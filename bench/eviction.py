@@ -1,9 +1,10 @@
 """Hit rates of the cost-aware rule beside LRU and the offline optimum, on public traces.
 
-"Known": the same rule, had it known from the start how often each kind of chunk is used again at each age, in
-this very trace. What is left to the optimum beyond it cannot be told from the traits that the rule looks at.
+"Knew": the same rule in a second pass, with what it had learned in the first: an agent that was started
+again, and the same traffic. What is left to the optimum beyond it is hardly to be told from the traits that
+the rule looks at.
 
-    python -m bench.eviction --trace FILE [--trace FILE ...]
+    python -m bench.eviction --trace FILE [--trace FILE ...] [--capacity GIB ...]
 
 The traces are not part of this repository (Mooncake publishes them); without one, made-up workloads
 are replayed, which says less. On public ones our LRU is compared with that of
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,7 +41,7 @@ class Cell:
     capacity: int
     lru: float
     cost: float
-    known: float
+    knew: float
     most: float
     apart: float | None
 
@@ -56,20 +57,21 @@ class Cell:
     @property
     def row(self) -> tuple[str, ...]:
         """As printed."""
-        rates = [f"{100 * rate:.2f} %" for rate in (self.lru, self.cost, self.known, self.most)]
+        rates = [f"{100 * rate:.2f} %" for rate in (self.lru, self.cost, self.knew, self.most)]
         apart = "-" if self.apart is None else f"{self.apart:.3f}"
-        shares = (f"{100 * self.closed:.0f} %", f"{100 * self._share(self.known):.0f} %")
+        shares = (f"{100 * self.closed:.0f} %", f"{100 * self._share(self.knew):.0f} %")
         return (self.name, str(self.capacity), *rates, *shares, apart)
 
 
 def run(options: harness.Options) -> harness.Result:
     """Replay each trace at each capacity through the agent's own eviction and the optimum."""
     files: list[Path] = options.extra.trace
-    cells = [cell for case in _cases(files, options.quick) for cell in _cells(*case, bool(files))]
-    columns = ("trace", "blocks", "lru", "cost", "known", "optimum", "gap closed", "known", "LRUs apart")
+    sizes = options.extra.capacity or CAPACITIES[: 1 if options.quick else None]
+    cells = [cell for case in _cases(files, sizes, options.quick) for cell in _cells(*case, bool(files))]
+    columns = ("trace", "blocks", "lru", "cost", "knew", "optimum", "gap closed", "knew", "LRUs apart")
     note = (
         "Share of prompt tokens hit, cold start included; the optimum is Belady's MIN over blocks. "
-        "Known: cost, had it known all rates of reuse of this trace from the start. "
+        "Knew: cost in a second pass, with what it had learned in the first. "
         "LRUs apart: points between ours and kvcache-simulator's."
     )
     least = 100 * min(cell.closed for cell in cells)
@@ -97,23 +99,21 @@ def _absent(files: list[Path]) -> tuple[str, ...]:
     return () if find_spec("kvcache_sim") else ("kvcache-simulator: pip install kvcache-simulator",)
 
 
-def _cases(files: list[Path], quick: bool) -> Iterator[tuple[str, Trace, list[int]]]:
+def _cases(files: list[Path], sizes: Sequence[int], quick: bool) -> Iterator[tuple[str, Trace, list[int]]]:
     for file in files:
         trace = read_trace(file)
         block = trace.block_tokens * BYTES_PER_TOKEN
-        yield file.name, trace, [size * GIBIBYTE // block for size in CAPACITIES[: 1 if quick else None]]
+        yield file.name, trace, [size * GIBIBYTE // block for size in sizes]
     for name in names() if not files else ():
         made = workload(name, seed=1, hours=0.1 if quick else 1.0)
         yield name, made, [int(share * made.distinct) for share in SHARES]
 
 
 def _cells(name: str, trace: Trace, capacities: list[int], compare: bool) -> Iterator[Cell]:
-    seen = CostAware()
-    replay(trace, trace.distinct, seen)
-    known = seen.learned()
     for capacity in capacities:
-        rules = (Lru(), CostAware(), CostAware(known))
-        lru, cost, knew = (replay(trace, capacity, rule).rate for rule in rules)
+        lru, rule = replay(trace, capacity, Lru()).rate, CostAware()
+        cost = replay(trace, capacity, rule).rate
+        knew = replay(trace, capacity, CostAware(rule.learned())).rate
         apart = _apart(trace, capacity) if compare and find_spec("kvcache_sim") else None
         yield Cell(name, capacity, lru, cost, knew, optimum(trace, capacity).rate, apart)
 
@@ -140,6 +140,14 @@ def _lines(trace: Trace) -> Iterator[str]:
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", type=Path, action="append", default=[], metavar="FILE", help="Mooncake format; repeatable"
+    )
+    parser.add_argument(
+        "--capacity",
+        type=int,
+        action="append",
+        default=[],
+        metavar="GIB",
+        help="of the tier; default 100 200 500",
     )
 
 

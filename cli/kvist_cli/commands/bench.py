@@ -25,7 +25,8 @@ Examples:
 
   kvist bench eviction --trace trace.jsonl --capacity 64Gi --bytes-per-token 49152 --policy lru --json
 
-A trace is JSON lines with input_length and hash_ids, the blocks of the prompt, plain or gzip. The
+A trace is JSON lines, plain or gzip: input_length, hash_ids (the blocks of the prompt) and output_length
+(tokens decoded; without it the cost-aware rule does not know how long answers are). The
 optimum knows the future: no order of eviction hits more blocks. `kvist size` says the bytes per token.
 """
 

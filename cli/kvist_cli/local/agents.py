@@ -18,7 +18,15 @@ from kvist_connector.quantity import counted, format_bytes
 _SLACK: Final = 5.0
 # The agent's files, and what a crash leaves of writing them. `deletions` is about the disk and stays: it is
 # there only while the disk has files that should be gone.
-_BESIDE: Final = ("journal", "journal.partial", "retired.json", "retired.json.partial", "deletions.partial")
+_BESIDE: Final = (
+    "journal",
+    "journal.partial",
+    "retired.json",
+    "retired.json.partial",
+    "deletions.partial",
+    "eviction",
+    "eviction.partial",
+)
 
 
 async def flush_agents(urls: Mapping[str, str], deadline: float, on_event: OnEvent) -> None:

@@ -14,6 +14,7 @@ from kvist_connector.agent.access import Access
 from kvist_connector.agent.arena_file import ArenaFile
 from kvist_connector.agent.engine_server import EngineServer
 from kvist_connector.agent.http import Api, Status
+from kvist_connector.agent.learned_file import LearnedFile
 from kvist_connector.agent.metrics import Metrics
 from kvist_connector.agent.parts import Opened, Parts, build
 from kvist_connector.agent.peer_api import PeerApi
@@ -47,6 +48,7 @@ class Agent:
         self.shelf: ArenaShelf | None = None
         self._server = EngineServer(settings.socket, self._session)
         self._idle: asyncio.TimerHandle | None = None
+        self._learned = LearnedFile(settings.arena)
 
     def claim(self) -> None:
         """Refuse a second agent on this socket before anything is touched."""
@@ -92,7 +94,8 @@ class Agent:
         now_ms = int(time.time() * 1000)
         file = RetiredFile(self._settings.arena, self._settings.disk.path, lambda: now_ms)
         retired = await loop.run_in_executor(self._threads, file.read)
-        opened = Opened(self._arena, stores, retired, file, peers)
+        learned = await loop.run_in_executor(self._threads, self._learned.read)
+        opened = Opened(self._arena, stores, retired, file, peers, learned)
         parts = build(self._settings, opened, self.supervisor, now_ms, self.connections_changed)
         self.parts = parts
         await self._adopt(parts)
@@ -101,6 +104,7 @@ class Agent:
         self.supervisor.daemon("write-behind", parts.writebehind.run())
         if parts.exclusive is not None:
             self.supervisor.daemon("placement", parts.exclusive.run())
+        self.supervisor.daemon("eviction", self._learned.keep(parts.catalog.learned, self._threads))
         self.supervisor.daemon("peers", peers.roster.run())
         self.supervisor.daemon("loop stalls", self._metrics.sample_stalls())
         if parts.events is not None:
@@ -135,6 +139,7 @@ class Agent:
         parts.pins.close()
         parts.members.close()
         parts.memory.close()
+        self._learned.write(parts.catalog.learned())
         if parts.events is not None:
             parts.events.close()
 

@@ -8,14 +8,15 @@ last lease ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
 
-from kvist_connector.eviction import Candidate, EvictionIndex, policy
+from kvist_connector.eviction import Candidate, EvictionIndex, Learned, policy
 from kvist_connector.protocol.engine import SlotRef
 from kvist_connector.protocol.tags import EVERY_TAG, merge_tags
 from kvist_connector.protocol.tiers import Tier
@@ -59,10 +60,15 @@ class Hold:
 class Catalog:
     """All chunks of one agent."""
 
-    def __init__(self, rule: Literal["lru", "cost"], lower: Iterable[Tier] = ()) -> None:
+    def __init__(
+        self,
+        rule: Literal["lru", "cost"],
+        lower: Iterable[Tier] = (),
+        learned: Mapping[Tier, Learned] = MappingProxyType({}),
+    ) -> None:
         self._chunks: dict[bytes, Chunk] = {}
         self._tagged: dict[str, set[bytes]] = {}
-        self._tiers = {tier: EvictionIndex(policy(rule)) for tier in (Tier.MEMORY, *lower)}
+        self._tiers = {tier: EvictionIndex(policy(rule, learned.get(tier))) for tier in (Tier.MEMORY, *lower)}
         self._known_places: dict[frozenset[Tier], frozenset[Tier]] = {}
         self._holds: set[Hold] = set()  # whose inner chunks have no lease of their own
         self._weigh: Callable[[Chunk, Tier], float] = lambda chunk, tier: 1.0
@@ -285,6 +291,16 @@ class Catalog:
         """What is stored after the chunk, the prompt's last, is of the answer."""
         for index in self._tiers.values():
             index.answer(key)
+
+    def answer_ended(self, key: bytes, tokens: int) -> None:
+        """So many were decoded after the prompt that ends with the chunk."""
+        for index in self._tiers.values():
+            index.answer(key, tokens)
+
+    def learned(self) -> dict[Tier, Learned]:
+        """What the tiers' eviction has learned, for the next agent."""
+        found = {tier: index.learned() for tier, index in self._tiers.items()}
+        return {tier: learned for tier, learned in found.items() if learned is not None}
 
     def victim(self, tier: Tier) -> Chunk | None:
         """The chunk that should leave the tier; it has left its eviction order, the caller finishes."""

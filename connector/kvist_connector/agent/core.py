@@ -251,6 +251,8 @@ class Core:
             self._count_record(record)
             self.catalog.prompt_ended(record.last_chunk_key)
             self.hooks.record(record)
+        for answer in step.answers:
+            self.catalog.answer_ended(answer.last_chunk_key, answer.tokens)
         if step.load is not None:
             self.engine_load = step.load
             self.hooks.load(step.load)

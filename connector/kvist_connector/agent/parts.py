@@ -44,6 +44,7 @@ from kvist_connector.agent.shared import SharedTier
 from kvist_connector.agent.supervise import Supervisor
 from kvist_connector.agent.totals import Totals
 from kvist_connector.agent.writebehind import WriteBehind
+from kvist_connector.eviction import Learned
 from kvist_connector.planner import PrefillModel
 from kvist_connector.protocol.engine import EngineLoad, Layout, RequestRecord
 from kvist_connector.protocol.feed import FEED_VERSION, Opening, TierSpeed
@@ -95,6 +96,7 @@ class Opened:
     retired: Retired = field(default_factory=Retired)
     retired_file: RetiredFile | None = None
     peers: Peers | None = None
+    learned: Mapping[Tier, Learned] = field(default_factory=dict)  # by the eviction of an earlier agent
 
 
 def build(
@@ -108,7 +110,7 @@ def build(
     """Wire an agent. Nothing runs yet. `now_ms` is Unix time, the floor of the epoch."""
     clock = time.monotonic
     busy = Busy()
-    catalog = Catalog(settings.eviction, opened.stores)
+    catalog = Catalog(settings.eviction, opened.stores, opened.learned)
     memory = MemoryTier(opened.arena, Journal(settings.arena), catalog, clock)
     memory.authority = Authority(opened.retired)
     memory.authority.parent_of = catalog.parent_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from kvist_connector.eviction.candidate import Candidate, Policy
+from kvist_connector.eviction.factors import Learned
 from kvist_connector.eviction.index import EvictionIndex
 from kvist_connector.eviction.lru import Lru
 from kvist_connector.eviction.reuse import CostAware
@@ -16,6 +17,7 @@ __all__ = [
     "CostAware",
     "EvictionIndex",
     "Hits",
+    "Learned",
     "Lru",
     "Policy",
     "Trace",
@@ -27,6 +29,6 @@ __all__ = [
 ]
 
 
-def policy(name: Literal["lru", "cost"]) -> Policy:
-    """A fresh policy by its name in the settings."""
-    return Lru() if name == "lru" else CostAware()
+def policy(name: Literal["lru", "cost"], learned: Learned | None = None) -> Policy:
+    """A policy by its name in the settings; it goes on from what an earlier one learned."""
+    return Lru() if name == "lru" else CostAware(learned)

@@ -6,6 +6,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from kvist_connector.eviction.factors import Learned
 from kvist_connector.eviction.visit import Visit
 
 NEVER: Final = 2**62  # ticks
@@ -33,11 +34,9 @@ class Candidate(msgspec.Struct, eq=False, gc=False):
 
 
 class Policy(Protocol):
-    """Queues are emptied by rank, each from its least recently used. A policy belongs to one index, which
-    calls all of it. It has few queues; ranks hold until `revision` changes.
+    """The queue of the least number is emptied first, each from its least recently used. A policy belongs to
+    one index, which calls all of it. It has few queues.
     """
-
-    revision: int
 
     def enter(self, candidate: Candidate, parent: Candidate | None) -> None:
         """The chunk comes in; `parent` is the chunk before it if the tier has it."""
@@ -45,8 +44,8 @@ class Policy(Protocol):
     def use(self, candidate: Candidate, parent: Candidate | None, tick: int) -> None:
         """It is used again at `tick`; its books still say how it was before."""
 
-    def answer(self, candidate: Candidate, chunks: int) -> None:
-        """A prompt ends with it, and so many chunks of its answer are known of; others may enter."""
+    def answer(self, candidate: Candidate, tokens: int | None) -> None:
+        """A prompt ends with it, what enters after it is of the answer; or so many tokens were decoded."""
 
     def leave(self, candidate: Candidate, tick: int, evicted: bool) -> None:
         """It was evicted, or left for another reason."""
@@ -54,11 +53,11 @@ class Policy(Protocol):
     def queue(self, candidate: Candidate, tick: int) -> int:
         """Its queue at `tick`; asked again after each change, and once `moves` says so."""
 
-    def moves(self, candidate: Candidate, queue: int) -> int:
-        """No later than the tick at which it ages out of its queue; `NEVER` if it does not."""
+    def moves(self, candidate: Candidate, tick: int) -> int:
+        """No later than the next tick at which it changes its queue by itself; `NEVER` if it does not."""
 
-    def rank(self, queue: int) -> float:
-        """The least leaves first."""
+    def learned(self) -> Learned | None:
+        """For one that comes after; None: it does not learn."""
 
     def worth(self, candidate: Candidate, queue: int) -> float:
         """Of keeping it, for comparisons outside; `queue` is its queue now."""

@@ -2,15 +2,18 @@
 
 `EvictionIndex` keeps the promises that every policy gets for free: no chunk goes before its
 children, a blocked one (leased, pinned, being copied) never goes. Only chunks without children
-are in queues, so a use of a whole chain costs one entry. All calls are O(log n) amortised; after a
-policy has learned, the next `pop` ranks the queues anew.
+are in queues, so a use of a whole chain costs one entry. All calls are O(log n) amortised.
 """
 
 from __future__ import annotations
 
 import heapq
+from typing import Final
 
 from kvist_connector.eviction.candidate import NEVER, Candidate, Policy
+from kvist_connector.eviction.factors import Learned
+
+_FEWEST: Final = 128
 
 
 class EvictionIndex:
@@ -20,12 +23,10 @@ class EvictionIndex:
         self._rule = rule
         self._nodes: dict[bytes, Candidate] = {}
         self._children: dict[bytes, int] = {}  # by parent key, whether or not the parent is in the tier
-        self._queues: dict[int, list[tuple[int, int, Candidate]]] = {}
-        self._order: list[tuple[float, int]] = []  # rank and number of each queue
-        self._revision = rule.revision
-        self._due: list[tuple[int, int]] = []  # when the first of a queue may have aged out of it
-        self._due_of: dict[int, int] = {}  # by queue, the entry that counts
-        self._entries = 0  # in all queues, those no longer valid too
+        # Entries whose serial number is no longer their chunk's do not count.
+        self._order: list[tuple[int, int, int, Candidate]] = []  # queue, last use, serial
+        self._due: list[tuple[int, int, Candidate]] = []  # when it may have aged out of its queue, serial
+        self._most = _FEWEST  # entries in both until those that do not count are taken out
         self._serial = 0
         self._tick = 0
         self.bytes = 0
@@ -54,8 +55,11 @@ class EvictionIndex:
         self._rule.enter(node, before)
         self._nodes[key] = node
         self._children[parent] = self._children.get(parent, 0) + 1
+        if before is not None:
+            before.serial = -1  # it may not go before its child
         self.bytes += size
         self._offer(node)
+        self._compact()
 
     def remove(self, key: bytes) -> None:
         """A chunk leaves the tier for any reason but eviction."""
@@ -70,21 +74,24 @@ class EvictionIndex:
         node.hits += 1
         self._renew(node)
 
-    def answer(self, key: bytes, chunks: int = 0) -> None:
+    def answer(self, key: bytes, tokens: int | None = None) -> None:
         """The prompt used last ends with the chunk: what is added after it belongs to the answer.
 
-        `chunks`: of the answer that are known of already. A key that is not in the tier is nothing.
+        `tokens`: how many were decoded, once that is known. A key that is not in the tier is nothing.
         """
         node = self._nodes.get(key)
         if node is not None:
-            self._rule.answer(node, chunks)
-            self._renew(node)
+            self._rule.answer(node, tokens)
 
     def weigh(self, key: bytes, weight: float) -> None:
         """A hit on the chunk is worth another number of seconds now."""
         node = self._nodes[key]
         node.weight = weight
         self._renew(node)
+
+    def learned(self) -> Learned | None:
+        """See Policy."""
+        return self._rule.learned()
 
     def block(self, key: bytes) -> None:
         """Not to be evicted until as many unblocks."""
@@ -121,20 +128,13 @@ class EvictionIndex:
     def next(self) -> Candidate | None:
         """The chunk that `pop` would remove."""
         self._age()
-        if self._revision != self._rule.revision:
-            self._revision = self._rule.revision
-            self._queues = {number: queue for number, queue in self._queues.items() if queue}
-            self._order = [(self._rule.rank(number), number) for number in self._queues]
-            heapq.heapify(self._order)
         while self._order:
-            number = self._order[0][1]
-            node = self._head(number)
-            if number != self._order[0][1]:
-                continue  # one that had aged went to a queue of less rank
-            if node is not None:
+            _, _, serial, node = self._order[0]
+            if node.serial == serial and self._evictable(node):
                 return node
             heapq.heappop(self._order)
-            del self._queues[number]
+            if node.serial == serial:
+                node.serial = -1
         return None
 
     def check_integrity(self) -> None:
@@ -144,14 +144,15 @@ class EvictionIndex:
             children[node.parent] = children.get(node.parent, 0) + 1
         assert children == self._children, "children counts drifted"
         assert self.bytes == sum(node.size for node in self._nodes.values()), "byte count drifted"
-        assert sorted(number for _, number in self._order) == sorted(self._queues), "a queue has no rank"
-        assert all(number in self._due_of for number, queue in self._queues.items() if queue), "due lost"
-        assert self._entries == sum(map(len, self._queues.values())), "entry count drifted"
-        valid = {
-            entry[1] for queue in self._queues.values() for entry in queue if entry[2].serial == entry[1]
-        }
+        valid = {serial for _, _, serial, node in self._order if node.serial == serial}
+        aging = {serial for _, serial, node in self._due if node.serial == serial}
         for node in self._nodes.values():
             assert not self._evictable(node) or node.serial in valid, "an evictable chunk is in no queue"
+            assert (
+                node.serial not in valid
+                or node.serial in aging
+                or (self._rule.moves(node, self._tick) == NEVER)
+            ), "a chunk would not age"
 
     def _evictable(self, node: Candidate) -> bool:
         return not node.blocked and node.key not in self._children
@@ -177,61 +178,40 @@ class EvictionIndex:
             self._offer(node)
             self._compact()
 
-    def _offer(self, node: Candidate) -> bool:
+    def _offer(self, node: Candidate) -> None:
         if node.serial >= 0 or not self._evictable(node):
-            return False
+            return
         self._serial += 1
         node.serial = self._serial
         node.queue = self._rule.queue(node, self._tick)
-        queue = self._queues.get(node.queue)
-        if queue is None:
-            queue = self._queues[node.queue] = []
-            heapq.heappush(self._order, (self._rule.rank(node.queue), node.queue))
-        heapq.heappush(queue, (node.tick, node.serial, node))
-        self._entries += 1
-        if queue[0][2] is node:
-            self._expect(node.queue, node)
-        return True
+        heapq.heappush(self._order, (node.queue, node.tick, node.serial, node))
+        self._expect(node)
 
-    def _expect(self, number: int, first: Candidate) -> None:
-        """Look at a queue again when its first may have aged out of it."""
-        due = self._rule.moves(first, number)
-        if due < self._due_of.get(number, NEVER + 1):
-            self._due_of[number] = due
-            heapq.heappush(self._due, (due, number))
+    def _expect(self, node: Candidate) -> None:
+        """Look at the chunk again when it may have aged out of its queue."""
+        due = self._rule.moves(node, self._tick)
+        if due < NEVER:
+            heapq.heappush(self._due, (due, node.serial, node))
 
     def _age(self) -> None:
         while self._due and self._due[0][0] <= self._tick:
-            due, number = heapq.heappop(self._due)
-            if self._due_of.get(number) != due:
+            _, serial, node = heapq.heappop(self._due)
+            if node.serial != serial:
                 continue
-            del self._due_of[number]
-            first = self._head(number) if number in self._queues else None
-            if first is not None:
-                self._expect(number, first)
-
-    def _head(self, number: int) -> Candidate | None:
-        """Its least recently used; those whose queue is another by now move there."""
-        queue = self._queues[number]
-        while queue:
-            _, serial, node = queue[0]
-            valid = node.serial == serial
-            if valid and self._evictable(node) and self._rule.queue(node, self._tick) == number:
-                return node
-            heapq.heappop(queue)
-            self._entries -= 1
-            if valid:
+            if not self._evictable(node):
                 node.serial = -1
-                self._offer(node)
-        return None
+            elif self._rule.queue(node, self._tick) == node.queue:
+                self._expect(node)
+            else:
+                self._renew(node)
 
     def _compact(self) -> None:
-        # Entries of removed chunks stay until they come up; rebuilding when they outnumber
-        # the living bounds the queues and costs O(1) per removal on average.
-        if self._entries <= 2 * len(self._nodes) + 64:
+        # Entries that no longer count stay until they come up; rebuilding when they outnumber
+        # the others bounds the queues and costs O(1) per change on average.
+        if len(self._order) + len(self._due) <= self._most:
             return
-        for number, queue in list(self._queues.items()):
-            kept = [entry for entry in queue if entry[2].serial == entry[1]]
-            heapq.heapify(kept)
-            self._queues[number] = kept
-        self._entries = sum(map(len, self._queues.values()))
+        self._order = [entry for entry in self._order if entry[3].serial == entry[2]]
+        self._due = [entry for entry in self._due if entry[2].serial == entry[1]]
+        heapq.heapify(self._order)
+        heapq.heapify(self._due)
+        self._most = 2 * (len(self._order) + len(self._due)) + _FEWEST

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 PER_OCTAVE: Final = 2
-BUCKETS: Final = 56
-EDGES: Final = tuple(2 ** (bucket / PER_OCTAVE) for bucket in range(BUCKETS + 1))
+BUCKETS: Final = 48
+_BELOW: Final = 8  # what would be the first so many buckets is one: nothing is decided at such ages
+EDGES: Final = (0.0, *(2 ** ((_BELOW + bucket) / PER_OCTAVE) for bucket in range(1, BUCKETS + 1)))
 LEAVES: Final = tuple(math.ceil(edge) for edge in EDGES[1:])  # first age beyond each
+FIRST_AGE: Final = 2 ** (_BELOW // PER_OCTAVE)
+WIDTHS: Final = tuple(high - low for low, high in itertools.pairwise(EDGES))
 SHAPE: Final = 0.3  # rate x age while nothing is known: falling with age is the order of LRU
-_WIDTHS: Final = tuple(high - low for low, high in itertools.pairwise(EDGES))
 _MIDDLES: Final = tuple((low + high) / 2 for low, high in itertools.pairwise(EDGES))
 _KNOWN: Final = 5.0  # uses taken to have been seen in each bucket before any was, at the rate of SHAPE
 
@@ -26,33 +28,17 @@ _Piece = tuple[float, float, float]  # expected uses, expected time, chance that
 
 def bucket(age: int) -> int:
     """Of an age."""
-    return min(int(PER_OCTAVE * math.log2(age)), BUCKETS - 1) if age > 1 else 0
+    return max(0, min(int(PER_OCTAVE * math.log2(age)) - _BELOW, BUCKETS - 1)) if age > 1 else 0
 
 
-def unknown() -> list[float]:
-    """Values before anything was learned."""
-    return [SHAPE / edge for edge in EDGES[:-1]]
+def stage(age: int) -> int:
+    """Of an age; half as wide as a bucket. Chunks are asked again for their worth as often."""
+    return int(2 * PER_OCTAVE * math.log2(age)) if age > FIRST_AGE else 2 * _BELOW
 
 
-def exposure(
-    uses: Sequence[float], ends: Sequence[float], ages: Iterable[tuple[int, int]] = ()
-) -> list[float]:
-    """Time spent in each bucket: by lives that ended there or later, used or not, and by those under way.
-
-    `ages` says how many of these have got how old (Kaplan and Meier 1958: a life cut short counts for
-    the ages that it has reached).
-    """
-    living, lived = [0.0] * BUCKETS, [0.0] * BUCKETS
-    for age, lives in ages:
-        place = bucket(age)
-        living[place] += lives
-        lived[place] += lives * (age - EDGES[place])
-    spent, later = [0.0] * BUCKETS, 0.0
-    for place in range(BUCKETS - 1, -1, -1):
-        inside = uses[place] + ends[place]
-        spent[place] = _WIDTHS[place] * (later + inside / 2) + lived[place]
-        later += inside + living[place]
-    return spent
+def stage_ends(number: int) -> int:
+    """The first age beyond the stage."""
+    return math.ceil(2 ** ((number + 1) / (2 * PER_OCTAVE)))
 
 
 def overall(uses: Sequence[float], spent: Sequence[float]) -> list[float]:
@@ -72,7 +58,7 @@ def best_rates(rates: Sequence[float]) -> list[float]:
     values = [0.0] * len(rates)
     ahead: list[_Piece] = []  # the nearest last
     for place in range(len(rates) - 1, -1, -1):
-        half, whole = _piece(rates[place], _WIDTHS[place] / 2), _piece(rates[place], _WIDTHS[place])
+        half, whole = _piece(rates[place], WIDTHS[place] / 2), _piece(rates[place], WIDTHS[place])
         for piece in reversed(ahead):
             if piece[0] * half[1] <= half[0] * piece[1]:
                 break

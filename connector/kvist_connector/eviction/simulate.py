@@ -2,8 +2,8 @@
 
 A request uses its leading blocks that are in the cache, then adds the rest one after another, each
 after room was made for it. Its own blocks cannot leave meanwhile, as in the agent, where they are leased.
-Blocks of its answer do not enter, since a trace does not name them, but the policy hears how many chunks
-of them an agent would have seen.
+Blocks of its answer do not enter, since a trace does not name them, but the policy hears how many tokens were
+decoded, as it does from an engine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from kvist_connector.eviction.trace import Trace
 Progress = Callable[[int], None]
 _PROGRESS_REQUESTS: Final = 64
 _NEVER: Final = 2**62
-_CHUNK_TOKENS: Final = 256  # of an agent; answers are told in chunks of it
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def _serve(trace: Trace, index: EvictionIndex, capacity: int, number: int) -> in
         held = keys[at]
     if held is not None:
         index.unblock(held)
-    index.answer(keys[-1], (trace.tails[number] % _CHUNK_TOKENS + trace.answers[number]) // _CHUNK_TOKENS)
+    index.answer(keys[-1], trace.answers[number])
     return found
 
 

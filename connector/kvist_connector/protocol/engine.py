@@ -177,6 +177,13 @@ class RequestRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     failed_load: bool = False
 
 
+class AnswerRecord(msgspec.Struct, frozen=True, array_like=True):
+    """How long an answer became, sent when its request ended; chunks alone say so to a whole chunk only."""
+
+    last_chunk_key: bytes  # key of the prompt's last full chunk; a prompt without one has no such record
+    tokens: int  # decoded
+
+
 class Step(Message, frozen=True):
     """The scheduler half's one message of a step; only sent when something is in it."""
 
@@ -186,6 +193,7 @@ class Step(Message, frozen=True):
     bad_keys: bytes = b""  # chunks whose load failed: the agent drops them from the arena
     records: tuple[RequestRecord, ...] = ()
     load: EngineLoad | None = None
+    answers: tuple[AnswerRecord, ...] = ()
 
 
 class Reset(Message, frozen=True):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kvist_connector.protocol.engine import Commit, EngineLoad, RequestRecord, SlotRef, Step
+from typing import Any
+
+from kvist_connector.protocol.engine import AnswerRecord, Commit, EngineLoad, RequestRecord, SlotRef, Step
 
 
 class Outbox:
@@ -14,11 +16,11 @@ class Outbox:
         self.releases: list[str] = []
         self.bad_keys: list[bytes] = []
         self.records: list[RequestRecord] = []
+        self.answers: list[AnswerRecord] = []
 
     def take(self, load: EngineLoad | None) -> Step | None:
         """The message, or None when nothing is in it."""
-        parts = (self.commits, self.discards, self.releases, self.bad_keys, self.records)
-        if load is None and not any(parts):
+        if load is None and not any(self._parts):
             return None
         step = Step(
             commits=tuple(self.commits),
@@ -27,6 +29,7 @@ class Outbox:
             bad_keys=b"".join(self.bad_keys),
             records=tuple(self.records),
             load=load,
+            answers=tuple(self.answers),
         )
         self.clear()
         return step
@@ -40,5 +43,9 @@ class Outbox:
 
     def clear(self) -> None:
         """Nothing of this concerns the next connection."""
-        for part in (self.commits, self.discards, self.releases, self.bad_keys, self.records):
+        for part in self._parts:
             part.clear()
+
+    @property
+    def _parts(self) -> tuple[list[Any], ...]:
+        return (self.commits, self.discards, self.releases, self.bad_keys, self.records, self.answers)

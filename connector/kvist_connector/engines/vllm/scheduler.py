@@ -34,7 +34,7 @@ from kvist_connector.engines.vllm.requests import (
     loadable_tokens,
     tags_of,
 )
-from kvist_connector.engines.vllm.steps import StepRecord, StepRecords, request_record
+from kvist_connector.engines.vllm.steps import StepRecord, StepRecords, answer_record, request_record
 from kvist_connector.engines.vllm.stores import StoreLedger, Wanted
 from kvist_connector.protocol.engine import (
     Answer,
@@ -325,6 +325,9 @@ class SchedulerHalf:
         self._lookups.release(state)
         if self._states.get(state.id) is state:
             del self._states[state.id]
+            answer = answer_record(state, self._config.chunk_tokens)
+            if answer is not None:
+                self._outbox.answers.append(answer)
 
     # ---- messages
 

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from kvist_connector.engines.vllm.requests import RequestState, router_request_id
-from kvist_connector.protocol.engine import RequestRecord
+from kvist_connector.protocol.engine import AnswerRecord, RequestRecord
 
 MAX_STEPS = 64  # unreported steps that are remembered
 
@@ -60,12 +60,11 @@ class StepRecords:
 def request_record(state: RequestState, now: float, chunk_tokens: int) -> RequestRecord:
     """What the router learns of a request whose prompt is computed."""
     request = state.request
-    full = request.num_prompt_tokens // chunk_tokens
     scheduled = state.scheduled_at if state.scheduled_at is not None else now
     return RequestRecord(
         request=router_request_id(state.id),
         prompt_tokens=request.num_prompt_tokens,
-        last_chunk_key=state.keys[full - 1] if 0 < full <= len(state.keys) else b"",
+        last_chunk_key=_last_chunk_key(state, chunk_tokens),
         hit_tokens={int(tier): tokens for tier, tokens in state.hit_tokens.items()},
         arrived=state.arrived_unix,
         lookup_seconds=state.lookup_seconds,
@@ -74,3 +73,16 @@ def request_record(state: RequestState, now: float, chunk_tokens: int) -> Reques
         prefill_seconds=now - scheduled,
         failed_load=state.failed_load,
     )
+
+
+def answer_record(state: RequestState, chunk_tokens: int) -> AnswerRecord | None:
+    """What the agent learns of a request that has ended; None without a whole chunk or a computed prompt."""
+    key = _last_chunk_key(state, chunk_tokens)
+    if not key or not state.recorded:
+        return None
+    return AnswerRecord(key, state.request.num_output_tokens)
+
+
+def _last_chunk_key(state: RequestState, chunk_tokens: int) -> bytes:
+    full = state.request.num_prompt_tokens // chunk_tokens
+    return state.keys[full - 1] if 0 < full <= len(state.keys) else b""
