@@ -117,7 +117,7 @@ class PeerApi:
         try:
             body = msgspec.json.decode(await request.read(), type=dict[str, Any])
             taken = await self._take(body)
-        except (msgspec.DecodeError, RequestError) as error:
+        except (msgspec.DecodeError, RecursionError, RequestError) as error:
             return web.Response(status=400, text=str(error))
         except TierError as error:
             return web.Response(status=503, text=str(error))

@@ -8,8 +8,10 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from aiohttp.web import TCPSite
 
+from kvist_connector import names
 from kvist_connector.agent.access import Access
 from kvist_connector.agent.http import Api, Status, runner_of
+from kvist_connector.agent.peer_api import PeerApi
 from kvist_connector.agent.selection import RequestError
 
 
@@ -128,3 +130,13 @@ async def test_a_connection_that_asks_for_nothing_is_closed(sent):
     assert await asyncio.wait_for(reader.read(), 60) == b""
     writer.close()
     await runner.cleanup()
+
+
+@pytest.mark.parametrize("body", [b"[" * 5000, b'{"source": ' + b"[" * 5000, b"\xff", b""])
+async def test_a_peer_that_asks_for_what_cannot_be_is_refused(body):
+    async def take(_):
+        raise AssertionError("nothing was asked for")
+
+    api = PeerApi(None, Access(None), reads=1, deadline=60, take=take)
+    async with TestClient(TestServer(api.application())) as client:
+        assert (await client.post(names.PATH_PEER_TAKE, data=body)).status == 400
