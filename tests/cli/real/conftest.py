@@ -21,8 +21,10 @@ ADAPTER = "tuned"
 RANK, LAYERS, HIDDEN, VALUES = 2, 30, 576, 192  # of SmolLM2-135M
 DEADLINE = 240.0  # an engine's start takes a minute or more on a busy machine
 MODEL = "smol"
+# Ids, times, and what a cache held when it was asked.
 VARIED = frozenset({
     "id", "created", "created_at", "completed_at", "system_fingerprint", "request_id", "kv_transfer_params",
+    "prompt_tokens_details", "input_tokens_details",
 })  # fmt: skip
 BASE = {
     "replicas": 2,
@@ -45,7 +47,7 @@ def until(look: Callable[[], Any], what: str, seconds: float = DEADLINE) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Without ids and times; of numbers that depend on the batch only that they are numbers."""
+    """Without what varies; of numbers that depend on the batch only that they are numbers."""
     if isinstance(value, dict):
         return {name: plain(item) for name, item in value.items() if name not in VARIED}
     if isinstance(value, list):
@@ -139,9 +141,13 @@ class Rig:
         lines = [line for line in text.splitlines() if line.startswith("vllm:num_requests_running{")]
         return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines)
 
+    def idle(self) -> None:
+        """Nothing is left of any request in the router."""
+        until(lambda: self.replicas()["in_flight"] == 0, "requests in flight in the router", 30)
+
     def at_rest(self) -> None:
         """Nothing is left of any request, in router, engines and agents."""
-        until(lambda: self.replicas()["in_flight"] == 0, "requests in flight in the router", 30)
+        self.idle()
         for replica in self.urls.engines:
             until(lambda replica=replica: self.running(replica) == 0, f"requests running on {replica}", 60)
             until(lambda replica=replica: self.stats(replica)["pending_loads"] == 0, "pending loads", 30)
@@ -169,7 +175,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, size in (("q_proj", HIDDEN), ("v_proj", VALUES)):
             at = f"base_model.model.model.layers.{layer}.self_attn.{name}"
             for part, shape in (("lora_A", (RANK, HIDDEN)), ("lora_B", (size, RANK))):
-                weights[f"{at}.{part}.weight"] = torch.randn(shape, generator=numbers) / 20
+                weights[f"{at}.{part}.weight"] = torch.randn(shape, generator=numbers) / 5
     save_file(weights, folder / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": 16, "bias": "none"}
     (folder / "adapter_config.json").write_text(
