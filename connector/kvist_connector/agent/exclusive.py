@@ -15,6 +15,7 @@ Called by parts.py (wired), loads.py (room, promotions) and the supervisor (`run
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from typing import Final
 
@@ -23,6 +24,7 @@ from kvist_connector.agent.lower import LowerTier, Stored
 from kvist_connector.agent.memory import MemoryTier
 from kvist_connector.protocol.tiers import Tier
 
+log = logging.getLogger(__name__)
 # Slots that are kept empty: what an engine is granted at once, or this share of a small arena.
 _MOST_EMPTY: Final = 64
 _SHARE: Final = 8
@@ -59,8 +61,15 @@ class Exclusive:
 
     def evicted(self, chunk: Chunk) -> None:
         """Memory gave up a chunk because somebody could not wait."""
-        if not chunk.below:
-            self._counts["dropped_undemoted"] += 1
+        if chunk.below:
+            return
+        if not self._counts["dropped_undemoted"]:
+            log.warning(
+                "%s tier: takes chunks slower than memory needs room: the least valuable are dropped "
+                "(further ones are only counted, as dropped_undemoted)",
+                self._disk.tier.label,
+            )
+        self._counts["dropped_undemoted"] += 1
 
     async def run(self) -> None:
         """Demote ahead of need, for ever."""

@@ -28,6 +28,7 @@ from kvist_connector.keys import split_keys
 from kvist_connector.planner import PrefillModel, TierPrice, plan_load
 from kvist_connector.protocol.engine import Answer, Lookup, SlotRef
 from kvist_connector.protocol.tiers import Tier, preferred
+from kvist_connector.tiers.turns import WORKING_FOR
 
 log = logging.getLogger(__name__)
 
@@ -265,6 +266,7 @@ class Loader:
         self._lease(load, [chunk for chunk in planned[lead:] if chunk.ref is not None])
 
     async def _run(self, load: _Load) -> None:
+        WORKING_FOR.set(load)  # this task's, and its reads': loads at the same time share the tier
         try:
             async with asyncio.timeout(self._deadline):
                 if self._missing(load):

@@ -29,8 +29,8 @@ from kvist_connector.tiers.deadline import LateAnswerError
 from kvist_connector.tiers.envelope import EnvelopeStore, ForeignChunk, Header, LockedChunk, LossyChunk
 
 log = logging.getLogger(__name__)
-# Others may store a chunk with other tags between our deleting and storing it.
-_RETAGGED_AGAIN: Final = 3
+# Others may store a chunk with other tags between our looking at it and storing it.
+_RETAGGED_AGAIN: Final = 16
 
 
 class Stored(StrEnum):
@@ -264,7 +264,8 @@ class LowerTier(ABC):
     async def retag(self, chunk: Chunk, parts: Sequence[memoryview]) -> bool:
         """A copy that lacks tags of its chunk is stored anew with them; false when that failed.
 
-        Without `parts` it is deleted: what a tag retires must be known by it.
+        Without `parts` it is deleted, and so it is if others change it all the time: what a tag retires must
+        be known by it. Tags that agents add at the same time are all kept.
         """
         fingerprint, era = self._fingerprint, self._era
         with self._busy.hold():
@@ -279,13 +280,14 @@ class LowerTier(ABC):
                     self.drop(chunk.key)
                     return True
                 try:
-                    await self._store.delete(fingerprint, chunk.key)
-                    if await self._put(chunk, parts, fingerprint):
+                    if await self._put(chunk, parts, fingerprint, instead=header):
                         self.counts["retagged"] += 1
                         break
                 except (TierError, StorageFull) as error:
                     self._half_written(chunk.key, error)
                     return False
+            else:
+                self.drop(chunk.key)
         self._gone_meanwhile(chunk.key, era, fingerprint)
         return True
 
@@ -334,7 +336,13 @@ class LowerTier(ABC):
         await self.settled()
         await self._store.inner.close()
 
-    async def _put(self, chunk: Chunk, parts: Sequence[memoryview], fingerprint: bytes) -> bool:
+    async def _put(
+        self,
+        chunk: Chunk,
+        parts: Sequence[memoryview],
+        fingerprint: bytes,
+        instead: Header | None = None,
+    ) -> bool:
         return await self._store.put_if_absent(
             parts,
             fingerprint=fingerprint,
@@ -344,6 +352,7 @@ class LowerTier(ABC):
             tags=chunk.tags,
             retire_epoch=chunk.epoch or 0,
             lossy=Tier.MEMORY in chunk.lossy,
+            instead=instead,
         )
 
     def _is_here(self, chunk: Chunk) -> bool:

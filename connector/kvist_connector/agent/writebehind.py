@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import logging
 from collections import Counter
 from collections.abc import Container, Mapping
 from typing import Final
@@ -23,6 +24,7 @@ from kvist_connector.agent.lower import LowerTier, Presence, Stored
 from kvist_connector.agent.memory import MemoryTier
 from kvist_connector.protocol.tiers import Tier
 
+log = logging.getLogger(__name__)
 # A full queue loses this part of it at once: else every commit would look through all of it.
 _SHARE: Final = 32
 # Chunks among which the next one to be written is chosen.
@@ -138,6 +140,12 @@ class _Writer:
     def add(self, key: bytes) -> None:
         self._queue[key] = None
         while len(self._queue) > 1 and len(self._queue) * self._memory.chunk_bytes > self._limit:
+            if not self._counts["dropped_pressure"]:
+                log.warning(
+                    "%s tier: takes chunks slower than they are computed: the least valuable are not written "
+                    "(further ones are only counted, as dropped_pressure)",
+                    self._lower.tier.label,
+                )
             for least in self._least(max(1, len(self._queue) // _SHARE)):
                 del self._queue[least]
                 self._counts["dropped_pressure"] += 1

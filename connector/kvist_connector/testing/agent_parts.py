@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
+
+from obstore.store import MemoryStore
 
 from kvist_connector.agent.arena_file import ArenaFile
 from kvist_connector.agent.engine_server import EngineServer
@@ -15,8 +19,10 @@ from kvist_connector.agent.supervise import Supervisor
 from kvist_connector.protocol import engine as wire
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing.fake_engine import FakeEngine, prompt_keys
+from kvist_connector.tiers.disk import DiskStore
 from kvist_connector.tiers.envelope import EnvelopeStore
 from kvist_connector.tiers.faulty import FaultyStore
+from kvist_connector.tiers.object_store import ObjectStore
 
 DEADLINE = 20.0
 
@@ -43,6 +49,34 @@ class AgentParts:
         self._threads = threads
 
     @classmethod
+    async def over_disk(
+        cls,
+        folder: Path,
+        disk_size: int = 10 << 20,
+        limits: Mapping[str, int] = MappingProxyType({}),
+        **settings: Any,
+    ) -> Self:
+        """Its files are in the folder, where it finds those of an agent before; `settings` are more."""
+        threads = ThreadPoolExecutor(2)
+        faulty = FaultyStore(await DiskStore.open(folder / "disk", disk_size, "none", threads))
+        more = {"disk": {"path": folder / "disk", "size": disk_size}} | settings
+        return await cls.start(_settings(folder, more), Tier.DISK, faulty, threads, **limits)
+
+    @classmethod
+    async def over_bucket(
+        cls,
+        folder: Path,
+        backend: MemoryStore,
+        lookup_deadline: float = DEADLINE,
+        **settings: Any,
+    ) -> Self:
+        """One of several that share the backend; `settings` are more."""
+        threads = ThreadPoolExecutor(2)
+        faulty = FaultyStore(ObjectStore(backend, "memory", threads))
+        more = {"object_store": {"url": "s3://bucket", "lookup_deadline": lookup_deadline}} | settings
+        return await cls.start(_settings(folder, more), Tier.OBJECT, faulty, threads)
+
+    @classmethod
     async def start(
         cls,
         settings: AgentSettings,
@@ -50,7 +84,7 @@ class AgentParts:
         faulty: FaultyStore,
         threads: ThreadPoolExecutor,
         **limits: int,
-    ) -> AgentParts:
+    ) -> Self:
         """`threads` are taken over; `limits` are those of parts.build."""
         arena = ArenaFile.reserve(settings.arena, settings.memory)
         supervisor = Supervisor()
@@ -98,6 +132,12 @@ class AgentParts:
         self.parts.memory.close()
         self._arena.give_up()
         self._threads.shutdown()
+
+
+def _settings(folder: Path, more: Mapping[str, Any]) -> AgentSettings:
+    folder.mkdir(exist_ok=True)
+    given = {"replica": "r", "socket": folder / "s", "arena": folder / "arena", "memory": 1 << 20}
+    return AgentSettings(**(given | {"lookup_deadline": DEADLINE} | dict(more)))
 
 
 def keys_of(chunks: int, first: int = 0) -> list[bytes]:

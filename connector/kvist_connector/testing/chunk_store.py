@@ -83,6 +83,17 @@ class ChunkStoreSuite:
         assert await store.put_if_absent(_KEY, [b"new"])
         assert await read_all(store, _KEY, 3) == (3, b"new")
 
+    async def test_a_replacement_takes_the_place_of_what_was_seen(self, store: ChunkStore) -> None:
+        """And of nothing else: neither of another object nor of none."""
+        assert not await store.replace(_KEY, b"head", [b"new"])
+        await store.put_if_absent(_KEY, [b"head and body"])
+        assert not await store.replace(_KEY, b"body", [b"new"])
+        assert await read_all(store, _KEY, 13) == (13, b"head and body")
+        assert await store.replace(_KEY, b"head", [b"new", b"", b"er"])
+        assert await read_all(store, _KEY, 5) == (5, b"newer")
+        assert not await store.replace(_KEY, b"head", [b"old again"])
+        assert await read_all(store, _KEY, 5) == (5, b"newer")
+
     async def test_batches_keep_their_order(self, store: ChunkStore) -> None:
         """Results stand where their reads stood, misses included."""
         for number in range(0, 8, 2):

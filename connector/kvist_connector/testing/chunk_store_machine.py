@@ -53,6 +53,16 @@ class ChunkStoreMachine(RuleBasedStateMachine):
         assert stored == (name not in self._model)
         self._model.setdefault(name, data)
 
+    @rule(name=_KEYS, data=_CONTENTS, known=st.booleans())
+    def replace(self, name: bytes, data: bytes, known: bool) -> None:
+        """Only what begins as the caller says."""
+        was = self._model.get(name, b"x")
+        seen = was[:9] if known else bytes([was[0] ^ 1])
+        replaced = self._run(self.store.replace(name, seen, [data]))
+        assert replaced == (known and name in self._model)
+        if replaced:
+            self._model[name] = data
+
     @rule(name=_KEYS, room=st.integers(1, 10_000))
     def get(self, name: bytes, room: int) -> None:
         """Whole or not at all."""

@@ -87,14 +87,15 @@ async def join(primaries: list[ClusterMember], replicas: dict[int, ClusterMember
     for member in members[1:]:
         await member.ask("CLUSTER", "MEET", "127.0.0.1", members[0].port, members[0].bus)
     for member in members:
-        await until(partial(_agreed, member, len(members)))
+        await until(partial(agreed, member, len(members)))
     for position, replica in (replicas or {}).items():
         primary = await primaries[position].ask("CLUSTER", "MYID")
         await until(partial(_follows, replica, primary))
         await until(partial(replicates, replica.port))
 
 
-async def _agreed(member: ClusterMember, count: int) -> bool:
+async def agreed(member: ClusterMember, count: int) -> bool:
+    """Whether this member knows so many, itself included, and the cluster works."""
     known = await member.ask("CLUSTER", "INFO")
     text = known if isinstance(known, dict) else dict(line.split(":") for line in known.split())
     return text["cluster_state"] == "ok" and int(text["cluster_known_nodes"]) == count

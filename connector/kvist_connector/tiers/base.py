@@ -164,6 +164,18 @@ class ChunkStore(ABC):
     async def put_if_absent(self, key: bytes, parts: Sequence[Buffer]) -> bool:
         """Store the concatenated parts; false when the key was there already (it stays as it is)."""
 
+    async def replace(self, key: bytes, seen: bytes, parts: Sequence[Buffer]) -> bool:
+        """Store the parts in the place of an object that begins with `seen`.
+
+        False when it does not, or is not there: then nothing changes. Shared stores do it at once; in steps,
+        as here, only one process may write, and its death in between leaves no object.
+        """
+        head = bytearray(len(seen))
+        if await self.get(Read(key, [memoryview(head)])) is None or head != seen:
+            return False
+        await self.delete(key)
+        return await self.put_if_absent(key, parts)
+
     @abstractmethod
     async def delete(self, key: bytes) -> bool:
         """Remove the object; false when there was none."""

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from kvist_connector.errors import StorageFull, TierError
 from kvist_connector.tiers.base import Buffer, Capacity, ChunkStore, ElsewhereError, Item, Read
+from kvist_connector.tiers.turns import Turns
 from kvist_connector.tiers.wrapper import WrapperStore
 
 R = TypeVar("R")
@@ -30,7 +31,7 @@ class DeadlineStore(WrapperStore):
     """See module. Seconds throughout.
 
     `limit`: of one operation; `ask`: of one question for sizes, by default the same;
-    `most`: operations at a time, questions not counted.
+    `most`: operations at a time, questions not counted; those that wait go on in rounds (`turns`).
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class DeadlineStore(WrapperStore):
         self._operations = _Breaker(failures, pause, clock)
         self._questions = _Breaker(failures, pause, clock)
         self._clock = clock
-        self._turn = asyncio.Semaphore(most)
+        self._turn = Turns(most)
 
     @property
     def open(self) -> bool:
@@ -97,6 +98,11 @@ class DeadlineStore(WrapperStore):
         """TierError when too slow or while the breaker is open."""
         async with self._turn:
             return await self._limited(lambda: self.inner.put_if_absent(key, parts))
+
+    async def replace(self, key: bytes, seen: bytes, parts: Sequence[Buffer]) -> bool:
+        """TierError when too slow or while the breaker is open."""
+        async with self._turn:
+            return await self._limited(lambda: self.inner.replace(key, seen, parts))
 
     async def delete(self, key: bytes) -> bool:
         """TierError when too slow or while the breaker is open."""

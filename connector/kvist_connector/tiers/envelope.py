@@ -27,6 +27,7 @@ from kvist_connector.tiers.header import (
     Header,
     LockedChunk,
     LossyChunk,
+    mark_of,
     pack_header,
     unpack_header,
 )
@@ -124,8 +125,12 @@ class EnvelopeStore:
         tags: tuple[str, ...] = (),
         retire_epoch: int = 0,
         lossy: bool = False,
+        instead: Header | None = None,
     ) -> bool:
-        """Store a chunk; false when it was stored before."""
+        """Store a chunk; false when it was stored before.
+
+        `instead`: in the place of one that is stored as this says; false when none is (any more).
+        """
         size = total_bytes(parts)
         plain = Header(
             fingerprint=fingerprint,
@@ -142,7 +147,11 @@ class EnvelopeStore:
         )
         header, stored = await self._stored(plain, parts)
         start = self._coding.clock()
-        written = await self.inner.put_if_absent(self.name(fingerprint, key), stored)
+        name = self.name(fingerprint, key)
+        if instead is None:
+            written = await self.inner.put_if_absent(name, stored)
+        else:
+            written = await self.inner.replace(name, mark_of(instead), stored)
         if written:
             self._coding.was_written(header.stored_bytes, self._coding.clock() - start)
         return written
@@ -168,7 +177,7 @@ class EnvelopeStore:
         """Store the bytes of a chunk that is stored as `header` says anew; how it is stored then.
 
         Nothing is written when that changes nothing, or when another agent stores it meanwhile. A
-        failure leaves it not stored.
+        failure may leave it not stored.
         """
         plain = msgspec.structs.replace(
             header, codec="", key_id="", stored_bytes=header.raw_bytes, checksum=b""
@@ -179,8 +188,7 @@ class EnvelopeStore:
         if changed.codec == header.codec:
             return header
         name = self.name(header.fingerprint, header.key)
-        await self.inner.delete(name)
-        written = await self.inner.put_if_absent(name, [pack_header(changed), *body])
+        written = await self.inner.replace(name, mark_of(header), [pack_header(changed), *body])
         return changed if written else header
 
     async def sizes(self, fingerprint: bytes, keys: Sequence[bytes]) -> list[int | Exception | None]:

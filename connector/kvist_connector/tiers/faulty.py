@@ -45,6 +45,10 @@ class FaultyStore(WrapperStore):
         await self._pass("put", key)
         return await self.inner.put_if_absent(key, parts)
 
+    async def replace(self, key: bytes, seen: bytes, parts: Sequence[Buffer]) -> bool:
+        """In steps, each of which fails as planned."""
+        return await ChunkStore.replace(self, key, seen, parts)
+
     async def delete(self, key: bytes) -> bool:
         """Fails as planned."""
         await self._pass("delete", key)

@@ -9,12 +9,12 @@ has come back the store is used again. Used by `agent.stores` and `agent.own`.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from kvist_connector.errors import TierError
 from kvist_connector.tiers.base import Buffer, ChunkStore, Item, Read
+from kvist_connector.tiers.turns import Turns
 from kvist_connector.tiers.wrapper import WrapperStore
 
 R = TypeVar("R")
@@ -30,8 +30,7 @@ class HangGuard(WrapperStore):
         super().__init__(inner)
         self.on_change: Callable[[], None] = lambda: None
         self._limit = limit
-        self._free = most
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._turns = Turns(most)
         self._hanging: set[object] = set()
 
     @property
@@ -61,6 +60,10 @@ class HangGuard(WrapperStore):
         """TierError while the store hangs."""
         return await self._guarded(lambda: self.inner.put_if_absent(key, parts))
 
+    async def replace(self, key: bytes, seen: bytes, parts: Sequence[Buffer]) -> bool:
+        """TierError while the store hangs."""
+        return await self._guarded(lambda: self.inner.replace(key, seen, parts))
+
     async def delete(self, key: bytes) -> bool:
         """TierError while the store hangs."""
         return await self._guarded(lambda: self.inner.delete(key))
@@ -70,7 +73,9 @@ class HangGuard(WrapperStore):
         return self.inner.items(prefix)
 
     async def _guarded(self, work: Callable[[], Awaitable[R]]) -> R:
-        await self._turn()
+        if self._hanging:  # calls that wait are not timed: a busy store does not hang
+            raise TierError(self.problem)
+        await self._turns.take()
         call = object()
         timer = asyncio.get_running_loop().call_later(self._limit, self._overdue, call)
         try:
@@ -79,46 +84,19 @@ class HangGuard(WrapperStore):
             timer.cancel()
             self._ended(call)
 
-    async def _turn(self) -> None:
-        """Calls that wait are not timed: a busy store does not hang."""
-        if self._hanging:
-            raise TierError(self.problem)
-        if self._free:
-            self._free -= 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled() and turn.exception() is None:
-                self._pass_on()
-            raise
-
     def _overdue(self, call: object) -> None:
         began = not self._hanging
         self._hanging.add(call)
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_exception(TierError(self.problem))
+        self._turns.refuse(lambda: TierError(self.problem))
         if began:
             self.on_change()
 
     def _ended(self, call: object) -> None:
         hung = call in self._hanging
         self._hanging.discard(call)
-        self._pass_on()
+        self._turns.give()
         if hung and not self._hanging:
             self.on_change()
-
-    def _pass_on(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
 
 
 def guard_of(store: ChunkStore) -> HangGuard | None:

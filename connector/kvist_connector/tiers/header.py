@@ -68,6 +68,11 @@ def pack_header(header: Header) -> bytes:
     return (prefix + body).ljust(HEADER_BYTES, b"\0")
 
 
+def mark_of(header: Header) -> bytes:
+    """The first bytes of a header, which no other header has: a checksum of it is among them."""
+    return pack_header(header)[: _PREFIX.size]
+
+
 def unpack_header(data: Buffer) -> Header:
     """Raises IntegrityError naming what is wrong."""
     magic, fmt, length, checksum, body_length = _PREFIX.unpack_from(data)

@@ -41,6 +41,12 @@ class MeteredStore(WrapperStore):
             "put", self.inner.put_if_absent(key, parts), lambda done: ("ok", size) if done else ("present", 0)
         )
 
+    async def replace(self, key: bytes, seen: bytes, parts: Sequence[Buffer]) -> bool:
+        """Bytes count only when written."""
+        size = total_bytes(parts)
+        work = self.inner.replace(key, seen, parts)
+        return await self._timed("replace", work, lambda done: ("ok", size) if done else ("changed", 0))
+
     async def delete(self, key: bytes) -> bool:
         """Deletions carry no bytes."""
         return await self._timed("delete", self.inner.delete(key), lambda done: ("ok" if done else "miss", 0))

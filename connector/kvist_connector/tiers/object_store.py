@@ -4,7 +4,8 @@ Called by `agent.stores`. One object a chunk, `<prefix of the URL>/<scope>/<key>
 so that one model's chunks are listed without the others'. A put is conditional, so a chunk is
 stored once for the cluster (one request, no multipart upload: its completion cannot be conditional
 here, and it was not faster); where the server has no conditional put, asking before and putting
-must do (two agents may then both send the same bytes), which is said once.
+must do (two agents may then both send the same bytes), which is said once. A replacement is conditional
+on the object's ETag; a server or folder that has no such thing is told in steps.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from kvist_connector.tiers.base import Buffer, Capabilities, Capacity, ChunkStor
 from kvist_connector.tiers.pieces import Filler
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta, UpdateVersion
     from obstore.store import ObjectStore as Backend
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class ObjectStore(ChunkStore):
         self._label = label
         self._threads = threads
         self._conditional = True
+        self._replaces = True
 
     @property
     def capabilities(self) -> Capabilities:
@@ -99,9 +102,7 @@ class ObjectStore(ChunkStore):
         # Asking first saves sending what another agent has stored.
         if await self._size(path) is not None:
             return False
-        # One object takes one buffer; joining this much releases the GIL.
-        views = [memoryview(part) for part in parts]
-        body = await asyncio.get_running_loop().run_in_executor(self._threads, b"".join, views)
+        body = await self._joined(parts)
         if self._conditional:
             try:
                 return await self._create(path, body)
@@ -114,6 +115,31 @@ class ObjectStore(ChunkStore):
         with self._in_words():
             await obstore.put_async(self._backend, path, body, use_multipart=False)
         return True
+
+    async def replace(self, key: bytes, seen: bytes, parts: Sequence[Buffer]) -> bool:
+        """See ChunkStore."""
+        if not self._replaces:
+            return await super().replace(key, seen, parts)
+        path = _path(key)
+        with self._in_words():
+            try:
+                found = await obstore.get_async(self._backend, path, options={"range": (0, len(seen))})
+                if bytes(await found.bytes_async()) != seen:
+                    return False
+                body = await self._joined(parts)
+                mode = _version(found.meta)
+                await obstore.put_async(self._backend, path, body, mode=mode, use_multipart=False)
+                return True
+            except (FileNotFoundError, exceptions.AlreadyExistsError, exceptions.PreconditionError):
+                return False
+            except (NotImplementedError, exceptions.BaseError) as error:
+                if not _lacks_condition(error):
+                    raise
+        self._replaces = False
+        log.warning(
+            "%s has no conditional replacement: tags that agents add at once may be lost", self._label
+        )
+        return await super().replace(key, seen, parts)
 
     async def delete(self, key: bytes) -> bool:
         """See ChunkStore. Object stores do not say whether there was one: asked before."""
@@ -146,6 +172,11 @@ class ObjectStore(ChunkStore):
 
     async def close(self) -> None:
         """Nothing is held."""
+
+    async def _joined(self, parts: Sequence[Buffer]) -> bytes:
+        """One object takes one buffer; joining this much releases the GIL."""
+        views = [memoryview(part) for part in parts]
+        return await asyncio.get_running_loop().run_in_executor(self._threads, b"".join, views)
 
     async def _create(self, path: str, body: bytes) -> bool:
         with self._in_words():
@@ -193,6 +224,16 @@ def _lacks_condition(error: Exception) -> bool:
     return isinstance(error, NotImplementedError | exceptions.NotSupportedError) or any(
         sign in str(error) for sign in _NO_CONDITION
     )
+
+
+def _version(meta: ObjectMeta) -> UpdateVersion:
+    """Which object is to be replaced."""
+    version: UpdateVersion = {}
+    if meta["e_tag"] is not None:
+        version["e_tag"] = meta["e_tag"]
+    if meta["version"] is not None:
+        version["version"] = meta["version"]
+    return version
 
 
 def _path(key: bytes) -> str:

@@ -7,13 +7,15 @@ that others are using, and does not wait for a free one.)
 
 The map of slots comes from any member that answers: of those that were given, and of those
 that were named the last time. It is read again when a member says that a key is elsewhere, when one fails,
-and at every probe: after a failover or a move of slots the store goes on by itself.
+and at every probe: after a failover or a move of slots the store goes on by itself. While a slot is
+being moved its keys lie at two members: the old one answers for those that it still has, and names
+the new one for all others.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -21,13 +23,17 @@ from redis.crc import key_slot
 
 from kvist_connector.errors import TierError
 from kvist_connector.tiers.base import Buffer, Capabilities, Capacity, ChunkStore, ElsewhereError, Item, Read
-from kvist_connector.tiers.redis import LARGEST_VALUE, name_of
+from kvist_connector.tiers.redis import LARGEST_VALUE, ComingError, name_of
 from kvist_connector.tiers.redis_server import RedisServer
-from kvist_connector.tiers.redis_slots import Slots, ask_slots
+from kvist_connector.tiers.redis_slots import Slots, ask_slots, url_of
 
 R = TypeVar("R")
 # Connections that only read the map.
 _CONNECTIONS: Final = 1
+# A key that moves from member to member faster than it is followed is a miss.
+_FOLLOWED: Final = 3
+# Members that are being given slots, at the same time.
+_MOST_RECEIVING: Final = 16
 
 
 class ClusterStore(ChunkStore):
@@ -50,6 +56,8 @@ class ClusterStore(ChunkStore):
         self._turn = 0  # which of the addresses is asked first for the map
         self._slots = Slots()
         self._members: dict[str, ChunkStore] = {}
+        # Asked for slots that they are being given; the one asked last is the last.
+        self._receiving: dict[str, ChunkStore] = {}
         self._reading: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -90,12 +98,12 @@ class ClusterStore(ChunkStore):
                 places.setdefault(self._member(key), []).append(position)
             except TierError as error:
                 found[position] = error
-        answers = await asyncio.gather(
-            *(member.sizes([keys[position] for position in own]) for member, own in places.items())
-        )
-        for own, answer in zip(places.values(), answers, strict=True):
-            for position, size in zip(own, answer, strict=True):
-                found[position] = size
+        await _ask_each(found, keys, places)
+        coming: dict[ChunkStore, list[int]] = {}
+        for position, size in enumerate(found):
+            if isinstance(size, ComingError):
+                coming.setdefault(self._receiver(size), []).append(position)
+        await _ask_each(found, keys, coming)
         if any(isinstance(size, Exception) for size in found):
             self._begin_reading()
         return found
@@ -104,6 +112,10 @@ class ClusterStore(ChunkStore):
         """See ChunkStore."""
         return await self._at(key, lambda member: member.put_if_absent(key, parts))
 
+    async def replace(self, key: bytes, seen: bytes, parts: Sequence[Buffer]) -> bool:
+        """See ChunkStore."""
+        return await self._at(key, lambda member: member.replace(key, seen, parts))
+
     async def delete(self, key: bytes) -> bool:
         """See ChunkStore."""
         return await self._at(key, lambda member: member.delete(key))
@@ -111,7 +123,8 @@ class ClusterStore(ChunkStore):
     async def items(self, prefix: bytes = b"") -> AsyncIterator[Item]:
         """See ChunkStore; TierError when some slots have no server, since the list would lack their keys."""
         await self._whole_map()
-        for member in list(self._members.values()):
+        # One that has no slot yet may have keys of the first that it is being given.
+        for member in (self._receiving | self._members).values():
             async for item in member.items(prefix):
                 yield item
 
@@ -129,7 +142,7 @@ class ClusterStore(ChunkStore):
             self._reading.cancel()
             await asyncio.wait([self._reading])
         await asyncio.gather(*self._closing)
-        for member in self._members.values():
+        for member in (*self._members.values(), *self._receiving.values()):
             await member.close()
 
     @property
@@ -137,16 +150,32 @@ class ClusterStore(ChunkStore):
         return self._given[0].label
 
     async def _at(self, key: bytes, work: Callable[[ChunkStore], Awaitable[R]]) -> R:
-        """By the member that has the key; once more when it says that another has it."""
+        """By the member that has the key; by another one when it says so."""
         await self._known(self._limit)
         try:
-            return await work(self._member(key))
-        except ElsewhereError:
-            await self._read_map(self._limit)
-            return await work(self._member(key))
+            member = self._member(key)
+            for _ in range(_FOLLOWED):
+                try:
+                    return await work(member)
+                except ComingError as error:
+                    member = self._receiver(error)
+                except ElsewhereError:
+                    await self._read_map(self._limit)
+                    member = self._member(key)
+            return await work(member)
         except TierError:
             self._begin_reading()
             raise
+
+    def _receiver(self, error: ComingError) -> ChunkStore:
+        url = url_of(self._given[0].url, error.host, error.port)
+        store = self._receiving.pop(url, None)
+        if store is None:
+            store = self._open(replace(self._given[0], url=url, asking=True))
+        self._receiving[url] = store
+        while len(self._receiving) > _MOST_RECEIVING:
+            self._close_soon(self._receiving.pop(next(iter(self._receiving))))
+        return store
 
     def _member(self, key: bytes) -> ChunkStore:
         url = self._slots.url(key_slot(name_of(key)))
@@ -202,13 +231,28 @@ class ClusterStore(ChunkStore):
 
     def _use(self, slots: Slots) -> None:
         for url in set(self._members) - set(slots.urls):
-            task = asyncio.create_task(self._members.pop(url).close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._close_soon(self._members.pop(url))
         for url in slots.urls:
             if url not in self._members:
                 self._members[url] = self._open(replace(self._given[0], url=url))
         self._slots = slots
+
+    def _close_soon(self, store: ChunkStore) -> None:
+        task = asyncio.create_task(store.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+async def _ask_each(
+    found: list[int | Exception | None], keys: Sequence[bytes], places: Mapping[ChunkStore, Sequence[int]]
+) -> None:
+    """Ask stores for the keys at these positions, all at the same time."""
+    answers = await asyncio.gather(
+        *(store.sizes([keys[position] for position in own]) for store, own in places.items())
+    )
+    for own, answer in zip(places.values(), answers, strict=True):
+        for position, size in zip(own, answer, strict=True):
+            found[position] = size
 
 
 def _heard(task: asyncio.Task[None]) -> None:

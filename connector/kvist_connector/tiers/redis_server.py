@@ -47,6 +47,7 @@ class RedisServer:
     connections: int = 16
     sentinels: Sentinels | None = None
     cluster: bool = False  # it is one of several that hold the keys together
+    asking: bool = False  # it is asked for keys of slots that it is being given
 
     @property
     def label(self) -> str:
@@ -101,7 +102,8 @@ def explain(error: Exception, server: RedisServer) -> str:
         "the addresses and redis.sentinel_password_file",
         exceptions.ReadOnlyError: "this is a read-only replica: give the primary's address",
         exceptions.NoPermissionError: f"the user lacks a permission ({error}): allow it the keys kvist:* "
-        "with strlen, getrange, set, exists, unlink, scan, info, in a cluster cluster|slots too",
+        "with strlen, getrange, set, exists, unlink, scan, info, watch, unwatch, multi, exec, "
+        "in a cluster cluster|slots and asking too",
         exceptions.InvalidResponse: "what answers there does not speak Redis's protocol: check host and port",
         exceptions.BusyLoadingError: "Redis is loading its data",
     }

@@ -54,14 +54,16 @@ async def ask_slots(server: RedisServer) -> Slots:
 
 def parse_slots(answer: Sequence[Sequence[Any]], asked: str) -> Slots:
     """Of [first slot, last slot, [host, port, ...] of the primary, replicas ...] for each range."""
-    ranges = sorted((int(first), int(last), _url_of(asked, primary)) for first, last, primary, *_ in answer)
+    ranges = sorted(
+        (int(first), int(last), url_of(asked, primary[0], primary[1])) for first, last, primary, *_ in answer
+    )
     return Slots(*(tuple(column) for column in zip(*ranges, strict=True)))
 
 
-def _url_of(asked: str, primary: Sequence[Any]) -> str:
-    """The address asked with the primary's host and port; a host that is not told is the same one."""
+def url_of(asked: str, host: str | bytes | None, port: int) -> str:
+    """The address asked with this host and port; a host that is not told is the same one."""
     parts = urlsplit(asked)
-    host = primary[0].decode() if isinstance(primary[0], bytes) else primary[0]
+    host = host.decode() if isinstance(host, bytes) else host
     host = host or parts.hostname or ""
     user = f"{parts.username}@" if parts.username else ""
-    return urlunsplit(parts._replace(netloc=f"{user}{f'[{host}]' if ':' in host else host}:{primary[1]}"))
+    return urlunsplit(parts._replace(netloc=f"{user}{f'[{host}]' if ':' in host else host}:{port}"))

@@ -72,6 +72,10 @@ class SpreadStore(ChunkStore):
         """See ChunkStore."""
         return await self._of(key).put_if_absent(key, parts)
 
+    async def replace(self, key: bytes, seen: bytes, parts: Sequence[Buffer]) -> bool:
+        """See ChunkStore."""
+        return await self._of(key).replace(key, seen, parts)
+
     async def delete(self, key: bytes) -> bool:
         """See ChunkStore."""
         return await self._of(key).delete(key)

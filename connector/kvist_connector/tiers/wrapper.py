@@ -39,6 +39,10 @@ class WrapperStore(ChunkStore):
         """See ChunkStore."""
         return await self.inner.put_if_absent(key, parts)
 
+    async def replace(self, key: bytes, seen: bytes, parts: Sequence[Buffer]) -> bool:
+        """See ChunkStore."""
+        return await self.inner.replace(key, seen, parts)
+
     async def delete(self, key: bytes) -> bool:
         """See ChunkStore."""
         return await self.inner.delete(key)

@@ -1,19 +1,14 @@
 """Controls by selector: pin, unpin, prefetch, clear, move, over a real engine connection and a disk tier."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from kvist_connector.agent.selection import RequestError
-from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.errors import TierError
 from kvist_connector.protocol import engine as wire
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing.agent_parts import AgentParts
 from kvist_connector.testing.agent_parts import keys_of as keys
 from kvist_connector.testing.fake_engine import Connection, FakeEngine
-from kvist_connector.tiers.disk import DiskStore
-from kvist_connector.tiers.faulty import FaultyStore
 
 BYTES = 16384
 TOKENS = list(range(48))  # of six chunks: `keys(6)`
@@ -26,16 +21,7 @@ def hexes(chain):
 @pytest.fixture
 async def agent(tmp_path):
     """An agent with six chunks in memory and on disk, and its engine."""
-    threads = ThreadPoolExecutor(2)
-    faulty = FaultyStore(await DiskStore.open(tmp_path / "disk", 10 << 20, "none", threads))
-    settings = AgentSettings(
-        replica="r",
-        socket=tmp_path / "s",
-        arena=tmp_path / "arena",
-        memory=32 * (BYTES + 64) + 8192,
-        disk={"path": tmp_path / "disk", "size": 10 << 20},
-    )
-    harness = await AgentParts.start(settings, Tier.DISK, faulty, threads)
+    harness = await AgentParts.over_disk(tmp_path, memory=32 * (BYTES + 64) + 8192)
     engine = await FakeEngine.start(harness.socket)
     await engine.store(keys(6))
     await settled(engine)

@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import itertools
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvist_connector.agent.exclusive import kept_empty
+from kvist_connector.agent.lower import Stored
 from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.errors import ConfigError, TierError
 from kvist_connector.protocol import engine as wire
@@ -18,8 +18,6 @@ from kvist_connector.settings import validate
 from kvist_connector.testing.agent_parts import DEADLINE, AgentParts, answer, ask, keys_of
 from kvist_connector.testing.fake_engine import FakeEngine
 from kvist_connector.testing.whole_agent import WholeAgent
-from kvist_connector.tiers.disk import DiskStore
-from kvist_connector.tiers.faulty import FaultyStore
 
 CHUNK = 4 * 4096
 MEMORY = 24 * (CHUNK + 64) + 3 * 4096
@@ -36,19 +34,10 @@ class Harness:
         self.engine = None
 
     async def start(self, **more):
-        threads = ThreadPoolExecutor(2)
-        self.faulty = FaultyStore(await DiskStore.open(self._folder / "disk", 64 << 20, "none", threads))
-        given = {
-            "replica": "r",
-            "socket": self._folder / f"s{next(self._number)}",
-            "arena": self._folder / "arena",
-            "memory": MEMORY,
-            "lookup_deadline": DEADLINE,
-            "disk": {"path": self._folder / "disk", "size": 64 << 20},
-            "placement": "exclusive",
-        }
-        given = AgentSettings(**(given | more))
-        self.agent = await AgentParts.start(given, Tier.DISK, self.faulty, threads)
+        given = {"memory": MEMORY, "placement": "exclusive"} | more
+        socket = self._folder / f"s{next(self._number)}"
+        self.agent = await AgentParts.over_disk(self._folder, 64 << 20, socket=socket, **given)
+        self.faulty = self.agent.faulty
         self.parts = self.agent.parts
         self.engine = await FakeEngine.start(self.agent.socket)
         return self
@@ -205,7 +194,7 @@ async def test_a_tag_that_comes_while_a_chunk_is_written_keeps_it_in_memory(harn
     harness.check()
 
 
-async def test_a_disk_that_takes_nothing_costs_the_least_valuable_and_nobody_waits(harness):
+async def test_a_disk_that_takes_nothing_costs_the_least_valuable_and_nobody_waits(harness, caplog):
     harness.faulty.plan = lambda operation, key: TierError("it fails") if operation == "put" else None
     chains = [keys_of(4, first) for first in range(0, 1000, 100)]
     for chain in chains:
@@ -213,7 +202,8 @@ async def test_a_disk_that_takes_nothing_costs_the_least_valuable_and_nobody_wai
     assert await harness.loaded(chains[-1])
     await harness.settled()
     assert harness.counts["demotions_refused"] > 0
-    assert harness.counts["dropped_undemoted"] > 0
+    assert harness.counts["dropped_undemoted"] > 1
+    assert caplog.text.count("the least valuable are dropped") == 1
     harness.check()
 
 
@@ -267,6 +257,27 @@ async def test_copies_and_recoding_take_nothing_off_the_disk(harness):
     await edits.prefetch({"all": True})
     assert harness.places(keys) == [[Tier.MEMORY]] * 4
     harness.check()
+
+
+async def test_what_was_dropped_is_seen_in_figures_and_statistics(tmp_path, monkeypatch):
+    whole = await WholeAgent.start(
+        tmp_path, memory=MEMORY, placement="exclusive", disk={"path": tmp_path / "disk"}
+    )
+    try:
+
+        async def refuse(chunk, parts):
+            return Stored.REFUSED
+
+        monkeypatch.setattr(whole.parts.lower[Tier.DISK], "store", refuse)
+        assert await whole.metric("kvist_agent_events_total", reason="dropped_undemoted") is None
+        for first in range(0, 1000, 100):
+            await whole.computed(keys_of(4, first))
+        dropped = await whole.metric("kvist_agent_events_total", reason="dropped_undemoted")
+        assert dropped > 0
+        assert (await whole.stats())["counters"]["dropped_undemoted"] == dropped
+        await whole.check()
+    finally:
+        await whole.stop()
 
 
 async def test_shared_tiers_keep_what_one_agent_loads(tmp_path):

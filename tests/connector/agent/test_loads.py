@@ -5,11 +5,9 @@ when told to.
 """
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.agent.speed import Speed
 from kvist_connector.errors import StorageFull, TierError
 from kvist_connector.protocol import engine as wire
@@ -17,7 +15,7 @@ from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing.agent_parts import DEADLINE, AgentParts, answer, ask
 from kvist_connector.testing.agent_parts import keys_of as keys
 from kvist_connector.testing.fake_engine import FakeEngine
-from kvist_connector.tiers.disk import DiskStore
+from kvist_connector.tiers.deadline import DeadlineStore
 from kvist_connector.tiers.faulty import FaultyStore
 
 
@@ -33,19 +31,8 @@ async def agent(tmp_path):
     """Starts one; keyword arguments are settings."""
     cleanup = []
 
-    async def begin(memory=1 << 20, lookup_deadline=DEADLINE, disk_size=10 << 20, queue=1 << 30, **more):
-        threads = ThreadPoolExecutor(2)
-        faulty = FaultyStore(await DiskStore.open(tmp_path / "disk", disk_size, "none", threads))
-        settings = AgentSettings(
-            replica="r",
-            socket=tmp_path / "s",
-            arena=tmp_path / "arena",
-            memory=memory,
-            lookup_deadline=lookup_deadline,
-            disk={"path": tmp_path / "disk", "size": disk_size},
-            **more,
-        )
-        harness = await Harness.start(settings, Tier.DISK, faulty, threads, write_behind_bytes=queue)
+    async def begin(queue=1 << 30, **more):
+        harness = await Harness.over_disk(tmp_path, limits={"write_behind_bytes": queue}, **more)
         cleanup.append(harness)
         return harness
 
@@ -363,6 +350,35 @@ async def test_all_planned_chunks_of_a_chain_are_read_while_the_first_is_on_its_
     harness.faulty.gate.set()
     assert len((await answer(engine)).refs) == 12
     engine.scheduler.send(wire.Step(releases=("r",)))
+    await engine.lookup((), "other")
+    harness.check()
+    await engine.stop()
+
+
+async def test_a_short_load_is_not_behind_all_of_a_long_one(agent):
+    """The tier reads one chunk at a time: two requests have turns."""
+    harness, engine = await stocked(agent, chunks=12)
+    other = keys(2, first=5000)
+    await engine.store(other)
+    await engine.lookup(other)
+    await harness.clear_memory()
+    below = FaultyStore(harness.faulty.inner)
+    harness.faulty.inner = DeadlineStore(below, limit=DEADLINE, most=1)
+    harness.faulty.calls.clear()
+    below.gate.clear()
+    ask(engine, keys(12), "long")
+    ask(engine, other, "short")
+    for request in ("long", "short"):
+        await answer(engine, request, pending=True)
+    async with asyncio.timeout(DEADLINE):
+        while len(harness.reads()) < 14:
+            await engine.lookup((), "other")
+    below.gate.set()
+    assert len((await answer(engine, "short")).refs) == 2
+    assert len((await answer(engine, "long")).refs) == 12
+    read = [key for operation, key in below.calls if operation == "get"]
+    assert {read.index(key) for key in other} <= set(range(6))
+    engine.scheduler.send(wire.Step(releases=("long", "short")))
     await engine.lookup((), "other")
     harness.check()
     await engine.stop()

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from kvist_connector.agent.quota import ALIKE_SECONDS, Quotas
-from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.protocol import engine as wire
 from kvist_connector.protocol.tags import QUOTA, TENANT
 from kvist_connector.protocol.tiers import Tier
-from kvist_connector.testing.agent_parts import DEADLINE, AgentParts, answer
+from kvist_connector.testing.agent_parts import AgentParts, answer
 from kvist_connector.testing.agent_parts import keys_of as keys
 from kvist_connector.testing.fake_engine import FakeEngine
-from kvist_connector.tiers.disk import DiskStore
-from kvist_connector.tiers.faulty import FaultyStore
 
 CHUNK_TOKENS = 8
 
@@ -27,17 +22,7 @@ def red(chunks: int) -> tuple[str, ...]:
 
 @pytest.fixture
 async def agent(tmp_path):
-    threads = ThreadPoolExecutor(2)
-    faulty = FaultyStore(await DiskStore.open(tmp_path / "disk", 10 << 20, "none", threads))
-    settings = AgentSettings(
-        replica="r",
-        socket=tmp_path / "s",
-        arena=tmp_path / "arena",
-        memory=1 << 20,
-        lookup_deadline=DEADLINE,
-        disk={"path": tmp_path / "disk", "size": 10 << 20},
-    )
-    found = await AgentParts.start(settings, Tier.DISK, faulty, threads)
+    found = await AgentParts.over_disk(tmp_path)
     yield found
     found.check()
     await found.stop()

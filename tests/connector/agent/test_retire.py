@@ -4,7 +4,6 @@ import asyncio
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvist_connector.agent import retired_file
+from kvist_connector.agent.retire import lora_tag
 from kvist_connector.agent.retired_file import RetiredFile
 from kvist_connector.agent.selection import RequestError
-from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.errors import TierError
 from kvist_connector.protocol import engine as wire
 from kvist_connector.protocol.retired import AHEAD, MAX_RULES, Retired
@@ -26,8 +25,6 @@ from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing.agent_parts import DEADLINE, AgentParts
 from kvist_connector.testing.agent_parts import keys_of as keys
 from kvist_connector.testing.fake_engine import FakeEngine
-from kvist_connector.tiers.disk import DiskStore
-from kvist_connector.tiers.faulty import FaultyStore
 
 CHAINS = [keys(3, first=1000 * number) for number in range(3)]
 TAGS = [("a",), ("b",), ("a", "b")]
@@ -57,16 +54,7 @@ class World:
         self.harness = self.engine = None
 
     async def start(self):
-        threads = ThreadPoolExecutor(1)
-        faulty = FaultyStore(await DiskStore.open(self.folder / "disk", 10 << 20, "none", threads))
-        config = AgentSettings(
-            replica="r",
-            socket=self.folder / "s",
-            arena=self.folder / "arena",
-            memory=32 * (16384 + 64) + 8192,
-            disk={"path": self.folder / "disk", "size": 10 << 20},
-        )
-        self.harness = await AgentParts.start(config, Tier.DISK, faulty, threads)
+        self.harness = await AgentParts.over_disk(self.folder, memory=32 * (16384 + 64) + 8192)
         self.engine = await FakeEngine.start(self.harness.socket)
 
     async def stop(self):
@@ -129,6 +117,19 @@ async def test_a_rule_takes_every_tier_and_what_is_computed_afterwards_is_good(w
     assert await world.served(CHAINS[0]) == 0
     await world.store(CHAINS[0], ("a",))
     assert await world.served(CHAINS[0]) == 3
+
+
+async def test_an_adapter_is_retired_in_all_revisions_or_in_one(world):
+    """The engine's half gives what an adapter computed the adapter's tags."""
+    for chain, revision in zip(CHAINS, ("1", "2", ""), strict=True):
+        tags = (lora_tag("support"), lora_tag("support", revision)) if revision else (lora_tag("other"),)
+        await world.store(chain, tags)
+    await world.harness.written()
+    assert (await world.retire.retire({"lora": "support", "lora_revision": "2"}))["chunks"] == 3
+    assert [await world.served(chain) for chain in CHAINS] == [3, 0, 3]
+    assert (await world.retire.retire({"lora": "support"}))["chunks"] == 3
+    await world.restart()
+    assert [await world.served(chain) for chain in CHAINS] == [0, 0, 3]
 
 
 LONG = keys(6, first=5000)

@@ -5,13 +5,11 @@ told to; `test_shared_processes.py` has real agents and real servers.
 """
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from obstore.store import MemoryStore
 
 from kvist_connector.agent import shared as shared_module
-from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.errors import StorageFull, TierError
 from kvist_connector.protocol import engine as wire
 from kvist_connector.protocol.feed import FeedMessage, Load
@@ -22,7 +20,6 @@ from kvist_connector.testing.agent_parts import keys_of as keys
 from kvist_connector.testing.fake_engine import FakeEngine, layout, prompt_keys
 from kvist_connector.tiers.base import Capabilities
 from kvist_connector.tiers.envelope import EnvelopeStore
-from kvist_connector.tiers.faulty import FaultyStore
 from kvist_connector.tiers.object_store import ObjectStore
 
 FINGERPRINT = b"f" * 32
@@ -50,21 +47,9 @@ async def cluster(tmp_path):
     """Starts agents that share one store; keyword arguments are settings."""
     running, backend = [], MemoryStore()
 
-    async def begin(lookup_deadline=DEADLINE, capabilities=None, **more):
+    async def begin(**settings):
         folder = tmp_path / f"agent{len(running)}"
-        folder.mkdir()
-        threads = ThreadPoolExecutor(2)
-        faulty = FaultyStore(ObjectStore(backend, "memory", threads))
-        settings = AgentSettings(
-            replica="r",
-            socket=folder / "s",
-            arena=folder / "arena",
-            memory=1 << 20,
-            lookup_deadline=DEADLINE,
-            object_store={"url": "s3://bucket", "lookup_deadline": lookup_deadline},
-            **more,
-        )
-        running.append(await Harness.start(settings, Tier.OBJECT, faulty, threads))
+        running.append(await Harness.over_bucket(folder, backend, **settings))
         return running[-1]
 
     yield begin

@@ -3,14 +3,12 @@
 import asyncio
 import itertools
 import random
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
 import xxhash
 from obstore.store import MemoryStore
 
-from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.agent.shared_rules import PLACES, SharedRules
 from kvist_connector.errors import StorageFull, TierError
 from kvist_connector.protocol.retired import Retired
@@ -19,8 +17,6 @@ from kvist_connector.testing.agent_parts import DEADLINE, AgentParts
 from kvist_connector.testing.agent_parts import keys_of as keys
 from kvist_connector.testing.fake_engine import FakeEngine
 from kvist_connector.tiers.base import ChunkStore, Item, Read
-from kvist_connector.tiers.faulty import FaultyStore
-from kvist_connector.tiers.object_store import ObjectStore
 
 FINGERPRINT = b"f" * 32
 NOW = 2**42  # after every epoch of these tests
@@ -239,19 +235,7 @@ async def begin(tmp_path):
     running, backend = [], MemoryStore()
 
     async def start():
-        folder = tmp_path / f"agent{len(running)}"
-        folder.mkdir()
-        threads = ThreadPoolExecutor(2)
-        faulty = FaultyStore(ObjectStore(backend, "memory", threads))
-        given = AgentSettings(
-            replica="r",
-            socket=folder / "s",
-            arena=folder / "arena",
-            memory=1 << 20,
-            lookup_deadline=DEADLINE,
-            object_store={"url": "s3://bucket", "lookup_deadline": DEADLINE},
-        )
-        agent = await AgentParts.start(given, Tier.OBJECT, faulty, threads)
+        agent = await AgentParts.over_bucket(tmp_path / f"agent{len(running)}", backend)
         running.append((agent, await FakeEngine.start(agent.socket)))
         await agent.parts.lower[Tier.OBJECT].publish()
         return running[-1]

@@ -11,6 +11,7 @@ import random
 import pytest
 from vllm.lora.request import LoRARequest
 
+from kvist_connector.names import TAG_LORA
 from kvist_connector.protocol.engine import Retired
 
 CHUNK = 256
@@ -176,6 +177,17 @@ def test_adapters_share_nothing_with_the_model(simulator, oracle, fake_agent, ad
 def test_adapters_of_one_name_share_nothing(simulator, oracle, fake_agent, adapter):
     first, second = ({"lora_request": adapter("sql", content)} for content in ("a", "b"))
     assert_no_reuse(simulator, oracle, fake_agent, first, second)
+
+
+def test_what_an_adapter_computes_has_the_tags_by_which_it_is_retired(simulator, fake_agent, adapter):
+    simulator.answer(prompt_of(600), lora_request=adapter("sql", "a"))
+    fake_agent.wait_for(lambda: len(fake_agent.chunks) == 2)
+    (tags,) = {commit.tags for step in fake_agent.steps for commit in step.commits}
+    every, one = sorted(tags)
+    name, revision = one.split("@")
+    assert every == name == f"{TAG_LORA}sql"
+    assert revision
+    assert {lookup.tags for lookup in lookups(fake_agent)} == {tags}
 
 
 def test_a_failed_load_is_recomputed_and_not_offered_again(engine, oracle, fake_agent):

@@ -119,6 +119,9 @@ class Stocked(WrapperStore):
     async def put_if_absent(self, name, parts):
         return self._shelf.put(name, b"".join(parts))
 
+    async def replace(self, name, seen, parts):
+        return await ChunkStore.replace(self, name, seen, parts)
+
     async def delete(self, name):
         return self._shelf.objects.pop(name, None) is not None
 

@@ -1,6 +1,7 @@
 """The contract against a real Redis Cluster and behind real Sentinels, and what a failover means."""
 
 import asyncio
+from functools import partial
 
 import pytest
 import pytest_asyncio
@@ -16,6 +17,7 @@ from kvist_connector.testing.redis_groups import (
     PRIMARY,
     ClusterMember,
     SentinelProcess,
+    agreed,
     ask,
     join,
     replicates,
@@ -150,6 +152,94 @@ async def test_a_slot_that_moved_is_followed_without_a_failure(cluster, members)
     # Many at once that were asked at the wrong place are no reason to leave that member alone.
     assert cluster.problem == ""
     assert not any(isinstance(size, TierError) for size in await cluster.sizes(list(map(key, range(50)))))
+
+
+def moving_keys(first=0, last=5000):
+    """Numbers of chunks in slots of the first member; slots by number."""
+    slots = {number: key_slot(f"kvist::{key(number).hex()}".encode()) for number in range(CHUNKS)}
+    return {number: slot for number, slot in slots.items() if first < slot < last}
+
+
+async def begin_moving(slots, source, target):
+    """As `redis-cli --cluster reshard` does it, up to the moment when keys move."""
+    source_id, target_id = await source.ask("CLUSTER", "MYID"), await target.ask("CLUSTER", "MYID")
+    for slot in slots:
+        await target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
+        await source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
+
+
+async def move_key(number, source, target):
+    await source.ask("MIGRATE", "127.0.0.1", target.port, f"kvist::{key(number).hex()}", 0, 5000)
+
+
+async def end_moving(slots, source, target, others):
+    target_id = await target.ask("CLUSTER", "MYID")
+    for slot in slots:
+        for member in (target, source, *others):
+            await member.ask("CLUSTER", "SETSLOT", slot, "NODE", target_id)
+
+
+async def test_while_a_slot_is_moved_its_keys_are_found_at_both_members(begin):
+    """The one that is given the slots has none before, so no map names it."""
+    source, other, target = [await begin(ClusterMember) for _ in range(3)]
+    await join([source, other])
+    await target.ask("CLUSTER", "MEET", "127.0.0.1", source.port, source.bus)
+    for member in (source, other, target):
+        await until(partial(agreed, member, 3))
+    store = opened(source.url, cluster=True)
+    await fill(store)
+    slots = moving_keys()
+    gone, staying, absent = sorted(slots)[::3], sorted(slots)[1::3], sorted(slots)[2::3]
+    assert min(len(gone), len(staying), len(absent)) > 2
+    for number in absent:
+        await store.delete(key(number))
+    await begin_moving(set(slots.values()), source, target)
+    for number in gone:
+        await move_key(number, source, target)
+    present = [number for number in range(CHUNKS) if number not in absent]
+    assert await readable(store) == set(present)
+    sizes = await store.sizes([key(number) for number in range(CHUNKS)])
+    assert sizes == [None if number in absent else 2000 for number in range(CHUNKS)]
+    # What is new is stored where the slot is going, once; what is there anywhere stays as it is.
+    assert [await store.put_if_absent(key(number), [body(number)]) for number in range(CHUNKS)] == [
+        number in absent for number in range(CHUNKS)
+    ]
+    assert await target.ask("DBSIZE") == len(gone) + len(absent)
+    for number in (gone[0], staying[0], absent[0]):
+        assert not await store.replace(key(number), b"another", [b"changed"])
+        assert await store.replace(key(number), body(number)[:28], [b"changed"])
+        assert (await read_all(store, key(number), 7)) == (7, b"changed")
+    found = {item.key async for item in store.items()}
+    assert found == {key(number) for number in range(CHUNKS)}
+    for number in (gone[1], staying[1], absent[1]):
+        assert await store.delete(key(number))
+    assert await store.sizes([key(number) for number in (gone[1], staying[1], absent[1])]) == [None] * 3
+    assert store.problem == ""
+    await end_moving(set(slots.values()), source, target, [other])
+    await store.close()
+
+
+async def test_a_slot_that_moves_under_load_costs_no_miss(cluster, members):
+    """Keys go one by one, each between two looks at it at most."""
+    await fill(cluster)
+    source, target, other = members[1], members[0], members[2]
+    slots = moving_keys(5500, 10900)
+    moved = asyncio.Event()
+
+    async def read_on():
+        rounds = 0
+        while not moved.is_set() or rounds < 2:
+            assert await readable(cluster) == set(range(CHUNKS))
+            rounds += 1
+
+    reading = [asyncio.create_task(read_on()) for _ in range(3)]
+    await begin_moving(set(slots.values()), source, target)
+    for number in slots:
+        await move_key(number, source, target)
+    await end_moving(set(slots.values()), source, target, [other])
+    moved.set()
+    await asyncio.gather(*reading)
+    assert cluster.problem == ""
 
 
 async def test_a_member_that_hangs_takes_its_own_answers_and_no_others(cluster, members):

@@ -198,7 +198,7 @@ async def test_a_put_that_is_given_up_leaves_nothing(redis_server):
         server.pause()
         # Larger than every socket buffer on the way: it hangs while it is sent.
         put = asyncio.create_task(
-            store._set(await store._pool.get_connection(), b"kvist::x", [bytes(2**26)], 2**26)
+            store._send_set(await store._pool.get_connection(), b"kvist::x", [bytes(2**26)], 2**26, [b"NX"])
         )
         await asyncio.sleep(0)
         put.cancel()
