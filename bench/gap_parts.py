@@ -16,6 +16,7 @@ import uvloop
 from aiohttp import web
 
 from bench.mock_engine import MODEL, PIECE
+from bench.openings import opening
 from kvist_connector import names
 from kvist_connector.protocol import feed
 from kvist_connector.protocol.engine import EngineLoad
@@ -117,19 +118,7 @@ class Feed:
         return response
 
     async def _open(self, write: Callable[[bytes], Awaitable[None]]) -> int:
-        opening = feed.Opening(
-            version=feed.FEED_VERSION,
-            epoch=1,
-            replica="r",
-            fingerprint=FINGERPRINT,
-            group=0,
-            model=MODEL,
-            chunk_tokens=256,
-            block_tokens=32,
-            gpu_known=False,
-            draining=False,
-        )
-        await write(encode(opening))
+        await write(encode(opening("r", MODEL, FINGERPRINT, gpu_known=False)))
         for number, keys in enumerate(self._snapshot, 1):
             last = number == len(self._snapshot)
             await write(encode(feed.Snapshot(sequence=number, tier=Tier.MEMORY, keys=keys, last=last)))

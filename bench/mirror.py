@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from bench import harness
+from bench.openings import opening
 from kvist_connector.protocol import feed
 from kvist_connector.protocol.framing import FrameDecoder, encode
 from kvist_connector.protocol.tiers import Tier
@@ -28,7 +29,6 @@ from kvist_router.settings import IndexSettings, ReplicaSettings
 
 PART: Final = 8192  # keys of a frame of the snapshot
 DELTA: Final = 64
-CHUNK_TOKENS: Final = 256
 GOAL_GIGABYTES: Final = 2.5
 GOAL_UPDATES: Final = 50_000.0
 
@@ -51,9 +51,7 @@ class Fed:
 
     def snapshot(self, keys: int) -> None:
         """The opening, then all keys."""
-        self.take(feed.Opening(version=feed.FEED_VERSION, epoch=1, replica=self.replica.name,
-                               fingerprint=bytes(32), group=0, model="m", chunk_tokens=CHUNK_TOKENS,
-                               block_tokens=16, gpu_known=True, draining=False))  # fmt: skip
+        self.take(opening(self.replica.name, "m", bytes(32), block_tokens=16))
         for start in range(0, keys, PART):
             end = min(keys, start + PART)
             self.take(feed.Snapshot(self._next(), Tier.MEMORY, self.keys(start, end), end == keys))

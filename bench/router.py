@@ -21,9 +21,10 @@ from prometheus_client import CollectorRegistry
 
 from bench import harness, load
 from bench.mock_engine import MODEL
+from bench.openings import opening
 from bench.prompts import model_folder
 from kvist_connector.keys import root_key
-from kvist_connector.protocol.feed import FEED_VERSION, Opening, Snapshot
+from kvist_connector.protocol.feed import Snapshot
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.settings import validate
 from kvist_connector.testing.ports import free_port
@@ -161,26 +162,11 @@ async def _fill(
     for number, described in enumerate(settings.replicas):
         replica = Replica(described, settings.index)
         replica.healthy, replica.models = True, {MODEL: ServedModel(MODEL, 131072, False)}
-        replica.apply(_opening(replica.name), 0.0)
+        replica.apply(opening(replica.name, MODEL, FINGERPRINT), 0.0)
         held = b"".join(b"".join(keys[: 2 * number]) for keys in chains)
         replica.apply(Snapshot(sequence=1, tier=Tier.GPU, keys=held, last=False), 0.0)
         replica.apply(Snapshot(sequence=2, tier=Tier.MEMORY, keys=held, last=True), 0.0)
         mind.replicas[replica.name] = replica
-
-
-def _opening(name: str) -> Opening:
-    return Opening(
-        version=FEED_VERSION,
-        epoch=1,
-        replica=name,
-        fingerprint=FINGERPRINT,
-        group=0,
-        model=MODEL,
-        chunk_tokens=256,
-        block_tokens=32,
-        gpu_known=True,
-        draining=False,
-    )
 
 
 # ---- relays

@@ -380,7 +380,7 @@ async def test_no_more_connections_than_allowed(start, client) -> None:
 
 
 async def test_who_finds_no_free_connection_waits_until_the_deadline(start, client) -> None:
-    engine, upstream = await start(OK), client(connections=1, connect_seconds=0.05)
+    engine, upstream = await start(OK), client(connections=1, connect_seconds=0.5)
     held = await post(upstream, engine.url)
     with pytest.raises(UpstreamError, match="no free connection in time, limit 1") as caught:
         await post(upstream, engine.url)

@@ -18,9 +18,10 @@ from kvist_connector.protocol.feed import FeedMessage, Snapshot
 from kvist_connector.protocol.framing import FrameDecoder
 from kvist_router.metrics import MindMetrics
 from kvist_router.mind.agent_link import STREAM_ERRORS, AgentLink, why_ended
+from kvist_router.mind.pauses import Pauses
 from kvist_router.mind.replica import Replica
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+LONGEST_PAUSE = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -50,19 +51,17 @@ class FeedReader:
 
     async def run(self, replica: Replica) -> None:
         """Follow the feed until cancelled."""
-        pause = FIRST_PAUSE
+        pauses = Pauses(LONGEST_PAUSE, self._random)
         try:
             while True:
                 problem = await self._connection(replica)
-                if replica.feed_live and replica.mirror.complete:
-                    pause = FIRST_PAUSE
+                good = replica.feed_live and replica.mirror.complete
                 if replica.feed_problem != problem:  # once per cause
                     _log.warning("feed of %s: %s", replica.name, problem)
                 if replica.feed_live:
                     self._metrics.feed_breaks.labels(replica.name).inc()
                 replica.feed_lost(problem, self._now())
-                await asyncio.sleep(pause * self._random.uniform(0.5, 1.0))
-                pause = min(LONGEST_PAUSE, pause * 2)
+                await pauses.after(good)
         finally:
             replica.feed_lost("not followed any more", self._now())
 

@@ -17,7 +17,6 @@ from kvist_router.relay.headers import RawHeaders
 
 MAX_HEAD_BYTES = 2**16
 MAX_UNREAD_BYTES = 2**18
-_JOINED_BYTES = 2**16
 
 
 class Keeper(Protocol):
@@ -62,11 +61,8 @@ class Connection(asyncio.Protocol):
         self._head_bytes, self.headers = 0, []
         if self._transport is None or self._transport.is_closing():
             self._fail("connection closed")
-        elif len(body) <= _JOINED_BYTES:
-            self._transport.write(head + body)
         else:
-            self._transport.write(head)
-            self._transport.write(body)
+            self._transport.writelines((head, body))  # uvloop copies neither
 
     async def send_on(self, body: AsyncIterable[bytes]) -> None:
         """What `send` left of the body, as the engine takes it; ends when it takes no more."""

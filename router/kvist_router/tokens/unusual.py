@@ -13,6 +13,7 @@ _FIELDS = (
     "tools", "documents", "chat_template_kwargs", "reasoning_effort", "continue_final_message",
     "add_special_tokens",
 )  # fmt: skip
+_PLAIN = ("user", "assistant", "system")
 _MEMBERS = ("tool_calls", "reasoning", "reasoning_content", "name")
 
 
@@ -26,6 +27,8 @@ def _uses(fields: dict[str, Any]) -> Iterator[str]:
         if fields.get(name):
             yield name
     for message in fields["messages"]:
+        if len(message) == 2 and type(message.get("content")) is str and message.get("role") in _PLAIN:
+            continue
         if len(message) > 2:
             yield from (name for name in _MEMBERS if message.get(name))
         if type(message.get("content")) is not str:

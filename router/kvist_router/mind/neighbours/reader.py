@@ -20,9 +20,9 @@ from kvist_router.errors import FeedError
 from kvist_router.mind.agent_link import STREAM_ERRORS, AgentLink, why_ended
 from kvist_router.mind.neighbours.known import Known
 from kvist_router.mind.neighbours.messages import Opening, Said, check
+from kvist_router.mind.pauses import Pauses
 from kvist_router.mind.replica import Replica
 
-FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 2.0
 CAPACITY: Final = 8192  # requests of one router that are counted
 
@@ -65,16 +65,14 @@ class DispatchReader:
 
     async def run(self, neighbour: Neighbour) -> None:
         """Follow it until cancelled, or until it turns out to be this router."""
-        pause = FIRST_PAUSE
+        pauses = Pauses(LONGEST_PAUSE, self._random)
         while not neighbour.is_self:
             problem = await self._connection(neighbour)
-            if neighbour.heard:
-                pause = FIRST_PAUSE
+            good = neighbour.heard
             if problem != neighbour.problem and not neighbour.is_twin:  # once per cause
                 _log.warning("dispatches of the router at %s: %s", neighbour.url, problem)
             neighbour.heard, neighbour.problem = False, problem
-            await asyncio.sleep(pause * self._random.uniform(0.5, 1.0))
-            pause = min(LONGEST_PAUSE, pause * 2)
+            await pauses.after(good)
         await asyncio.Event().wait()
 
     async def _connection(self, neighbour: Neighbour) -> str:
