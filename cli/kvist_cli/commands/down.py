@@ -12,7 +12,7 @@ from rich.console import Console
 
 from kvist_cli import target
 from kvist_cli.commands.options import ClusterName, FlushDeadline, RunDir, StopDeadline
-from kvist_cli.commands.phases import report
+from kvist_cli.commands.phases import report, stopped
 from kvist_cli.local import ClusterError, Options, leftovers
 from kvist_cli.local.identity import alive
 from kvist_cli.local.state import ClusterState, RunFolder
@@ -77,6 +77,8 @@ def _ask_supervisor(
             if (now := folder.read()) is not None:
                 report(now, seen, progress)
             time.sleep(_POLL)
+        if folder.read() is None:
+            report(stopped(state), seen, progress)
 
 
 def _end_leftovers(folder: RunFolder, options: Options, out: Console, *, flush: bool) -> None:

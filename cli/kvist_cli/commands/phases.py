@@ -18,6 +18,12 @@ _KINDS: Final = {
 }
 
 
+def stopped(state: ClusterState) -> ClusterState:
+    """The same after an end in order, of which the last state may not have been seen."""
+    programs = tuple(program.model_copy(update={"phase": Phase.STOPPED}) for program in state.programs)
+    return state.model_copy(update={"programs": programs})
+
+
 def report(state: ClusterState, seen: dict[str, Phase], progress: Progress) -> None:
     """Show the phases that are not in `seen` yet."""
     for program in state.programs:
