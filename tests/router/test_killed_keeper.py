@@ -33,6 +33,7 @@ def folders(base: Path) -> list[Path]:
     return list(base.glob(f"{PREFIX}*"))
 
 
+@pytest.mark.timeout(600)  # two routers of four processes each start
 async def test_children_end_with_it_though_one_is_stopped_and_its_folder_goes_at_the_next_start(
     temporary: Path,
 ) -> None:

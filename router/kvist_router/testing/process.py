@@ -14,7 +14,7 @@ import psutil
 from kvist_connector.testing.ports import free_port
 from kvist_router.testing.faults import page
 
-SECONDS = 60.0
+SECONDS = 180.0  # three Python processes start, on a machine that may be busy
 
 
 @asynccontextmanager
