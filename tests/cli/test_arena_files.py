@@ -16,6 +16,8 @@ def test_all_files_of_an_arena_go_and_those_of_others_stay(tmp_path: Path) -> No
         ".retired.json",
         ".retired.json.partial",
         ".deletions.partial",
+        ".eviction",
+        ".eviction.partial",
     ):
         (tmp_path / f"replica-1{name}").touch()
     (tmp_path / "replica-10").touch()
