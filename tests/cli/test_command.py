@@ -75,7 +75,7 @@ main()
 )
 def test_an_interrupt_while_it_is_imported_ends_it_without_a_trace(program: str, module: str) -> None:
     code = INTERRUPTED_IMPORT.replace("sys.argv[1]", repr(module)).replace("kvist_cli", program)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
 
 
@@ -88,7 +88,7 @@ def test_a_program_without_its_extra_says_which_one(program: str, package: str) 
         f"import sys; sys.modules[{package!r}] = None; "
         f"from kvist_{program}.__main__ import main; sys.argv = ['x', '--version']; main()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: the Python package {package} is not installed here")
     assert f"pip install '.[{program}]'" in done.stderr
@@ -142,7 +142,8 @@ def test_bad_input_is_one_message_and_exit_code_2(arguments: list[str], message:
 def test_an_address_that_is_none_is_one_message(url: str) -> None:
     done = CliRunner().invoke(app, ["stats", "--agent", url])
     assert (done.exit_code, isinstance(done.exception, SystemExit)) == (1, True)
-    assert f"{url}/v1/kvist/stats does not answer" in done.output
+    shown = url.replace("\x01", "\\x01")  # what an address holds does not steer the terminal
+    assert f"{shown}/v1/kvist/stats does not answer" in done.output
 
 
 def test_a_variable_that_names_no_option_is_refused() -> None:
