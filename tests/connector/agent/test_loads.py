@@ -451,5 +451,5 @@ async def test_what_is_stored_after_a_finished_prefill_is_of_the_answer(agent):
     await engine.store(keys(3), start=2)
     await engine.lookup([b"of another prompt"[:16]])  # what was sent before it is done by then
     last = harness.parts.catalog.index(Tier.MEMORY).get(keys(3)[-1])
-    assert (last.visit.prompt, last.visit.answer) == (2, 1)
+    assert (last.visit.prompt, last.visit.decoded) == (2, 1)
     await engine.stop()
