@@ -107,8 +107,7 @@ def prompt_cost(
     if load and not speeds.measured:
         load = min(load, UNMEASURED_LOAD * speeds.prefill.seconds(gpu, reused))
     recompute = speeds.prefill.seconds(reused, tokens) * speeds.correction
-    total = queue + space + load + pending + recompute
-    return Cost(queue, load, pending, recompute, reused, space, total)
+    return Cost.of(queue, load, pending, recompute, reused, space)
 
 
 def taken_tokens(match: Match, tokens: int, chunk_tokens: int) -> int:

@@ -45,11 +45,16 @@ async def stocked(agent, chunks=6, **settings):
     """An agent and an engine whose chunks are on disk only."""
     harness = await agent(**settings)
     engine = await FakeEngine.start(harness.socket)
-    await engine.store(keys(chunks))
-    await engine.lookup(keys(chunks))
-    await harness.clear_memory()
+    await put_on_disk(harness, engine, keys(chunks))
     harness.faulty.calls.clear()
     return harness, engine
+
+
+async def put_on_disk(harness, engine, prompt):
+    """Store a prompt's chunks; nothing is left in memory."""
+    await engine.store(prompt)
+    await engine.lookup(prompt)
+    await harness.clear_memory()
 
 
 async def test_pending_first_then_the_whole_hit(agent):
@@ -187,9 +192,7 @@ async def test_a_load_larger_than_its_share_takes_what_fits(agent):
 async def test_waiting_loads_are_served_in_order_when_room_comes(agent):
     harness, engine = await stocked(agent, chunks=30)
     other = keys(30, first=10_000)
-    await engine.store(other)
-    await engine.lookup(other)
-    await harness.clear_memory()
+    await put_on_disk(harness, engine, other)
     harness.faulty.gate.clear()
     ask(engine, keys(30), "first")
     await answer(engine, "first", pending=True)
@@ -359,9 +362,7 @@ async def test_a_short_load_is_not_behind_all_of_a_long_one(agent):
     """The tier reads one chunk at a time: two requests have turns."""
     harness, engine = await stocked(agent, chunks=12)
     other = keys(2, first=5000)
-    await engine.store(other)
-    await engine.lookup(other)
-    await harness.clear_memory()
+    await put_on_disk(harness, engine, other)
     below = FaultyStore(harness.faulty.inner)
     harness.faulty.inner = DeadlineStore(below, limit=DEADLINE, most=1)
     harness.faulty.calls.clear()
