@@ -22,7 +22,6 @@ from kvist_router.mind.interface import Decision, Metadata, Report
 from kvist_router.testing.engine import FakeEngine
 
 KEYS = prompt_keys(range(8 * 24))
-PATIENT = {"peer__lookup_deadline": 30, "peer__deadline": 30, "lookup_deadline": 60}
 STATS, LOOKUP = "/v1/kvist/stats", "/v1/kvist/lookup"
 
 
@@ -57,7 +56,7 @@ async def start(tmp_path):
     async def begin(**settings: object) -> AgentProcess:
         folder = tmp_path / f"agent{len(running)}"
         folder.mkdir()
-        running.append(await AgentProcess.start(folder, **{**PATIENT, **settings}))
+        running.append(await AgentProcess.start(folder, **settings))
         return running[-1]
 
     yield begin

@@ -119,9 +119,7 @@ async def test_what_one_agent_wrote_to_redis_the_router_counts_for_both(
     agents, written = [], KEYS[:20]  # an agent loads into half of its slots at most
     for name in "ab":
         (tmp_path / name).mkdir()
-        agents.append(
-            await AgentProcess.start(tmp_path / name, redis__urls=redis.url, redis__lookup_deadline=30)
-        )
+        agents.append(await AgentProcess.start(tmp_path / name, redis__urls=redis.url))
     try:
         async with FakeEngine() as first, FakeEngine() as second:
             listed = [

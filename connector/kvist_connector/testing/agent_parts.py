@@ -19,6 +19,7 @@ from kvist_connector.agent.supervise import Supervisor
 from kvist_connector.protocol import engine as wire
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing.fake_engine import FakeEngine, prompt_keys
+from kvist_connector.testing.patience import SECONDS, patient
 from kvist_connector.tiers.disk import DiskStore
 from kvist_connector.tiers.envelope import EnvelopeStore
 from kvist_connector.tiers.faulty import FaultyStore
@@ -67,7 +68,7 @@ class AgentParts:
         cls,
         folder: Path,
         backend: MemoryStore,
-        lookup_deadline: float = DEADLINE,
+        lookup_deadline: float = SECONDS,
         **settings: Any,
     ) -> Self:
         """One of several that share the backend; `settings` are more."""
@@ -137,7 +138,7 @@ class AgentParts:
 def _settings(folder: Path, more: Mapping[str, Any]) -> AgentSettings:
     folder.mkdir(exist_ok=True)
     given = {"replica": "r", "socket": folder / "s", "arena": folder / "arena", "memory": 1 << 20}
-    return AgentSettings(**(given | {"lookup_deadline": DEADLINE} | dict(more)))
+    return AgentSettings(**patient(given | dict(more)))
 
 
 def keys_of(chunks: int, first: int = 0) -> list[bytes]:

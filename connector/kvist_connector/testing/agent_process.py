@@ -12,6 +12,8 @@ from typing import Any
 
 import aiohttp
 
+from kvist_connector.testing.patience import patient_flags
+
 START_SECONDS = 30.0
 
 
@@ -41,7 +43,7 @@ class AgentProcess:
 
     @classmethod
     async def start(cls, folder: Path, **settings: object) -> AgentProcess:
-        """Keys of `settings` are names of AgentSettings, dots written as __."""
+        """Keys of `settings` are names of AgentSettings, dots written as __; limits not named are long."""
         process = await launch(folder, **settings)
         assert process.stdout is not None
         async with asyncio.timeout(START_SECONDS):
@@ -106,7 +108,7 @@ async def launch(folder: Path, **settings: object) -> asyncio.subprocess.Process
         "http__port": 0,
     }
     arguments = []
-    for name, value in (values | settings).items():
+    for name, value in patient_flags(values | settings).items():
         arguments += ["--" + name.replace("__", ".").replace("_", "-"), str(value)]
     return await asyncio.create_subprocess_exec(
         sys.executable,

@@ -17,8 +17,7 @@ from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.protocol import engine as wire
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing.fake_engine import FakeEngine, prompt_keys
-
-DEADLINE = 20.0
+from kvist_connector.testing.patience import patient
 
 
 class PeerAgent:
@@ -38,14 +37,9 @@ class PeerAgent:
     async def start(cls, folder: Path, token: str = "", serves: bool = True, **settings: Any) -> PeerAgent:
         """`settings` beside names and places; what lookups and reads may take is generous."""
         os.mkdir(folder)
-        peer = {"lookup_deadline": DEADLINE, "deadline": DEADLINE} | settings.pop("peer", {})
-        given = AgentSettings(
-            replica=folder.name,
-            socket=folder / "s",
-            arena=folder / "arena",
-            **{"memory": 1 << 20, "lookup_deadline": DEADLINE} | settings,
-            peer=peer | ({"host": "127.0.0.1"} if serves else {}),
-        )
+        names = {"replica": folder.name, "socket": folder / "s", "arena": folder / "arena"}
+        peer = settings.pop("peer", {}) | ({"host": "127.0.0.1"} if serves else {})
+        given = AgentSettings(**patient(names | {"memory": 1 << 20} | settings | {"peer": peer}))
         threads = ThreadPoolExecutor(2)
         agent = Agent(given, threads, Access((lambda: token) if token else None))
         agent.claim()

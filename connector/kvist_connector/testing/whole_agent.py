@@ -22,6 +22,7 @@ from kvist_connector.agent.settings import AgentSettings
 from kvist_connector.protocol.engine import Layout
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing.fake_engine import FakeEngine, prompt_keys
+from kvist_connector.testing.patience import patient
 
 DEADLINE = 60.0
 _THREADS = 2
@@ -49,13 +50,14 @@ class WholeAgent:
 
     @classmethod
     async def start(cls, folder: Path, offered: Layout | None = None, **settings: Any) -> WholeAgent:
-        """`settings` are those of AgentSettings beside names and places, which are in the folder.
+        """`settings` are those of AgentSettings beside names and places, which are in the folder; limits not
+        named are long.
 
         `offered`: the layout of the engine that is connected.
         """
         values = {"replica": "test", "socket": folder / "s", "arena": folder / "arena", "memory": 1 << 20}
         threads = ThreadPoolExecutor(_THREADS)
-        given = AgentSettings(**(values | settings))
+        given = AgentSettings(**patient(values | settings))
         agent = Agent(given, threads, Access(None, None))
         agent.claim()
         # Started before the agent, as the program does: closing it late would wait for feed readers.

@@ -18,6 +18,7 @@ from kvist_connector.agent.stores import open_stores
 from kvist_connector.errors import ConfigError
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing.chunk_store import key
+from kvist_connector.testing.patience import SECONDS, patient
 from kvist_connector.tiers.header import unpack_header
 
 FINGERPRINT = b"f" * 32
@@ -35,12 +36,16 @@ def agent(tmp_path):
             (tmp_path / "keys").write_text(keys)
             encryption = {"keys_file": tmp_path / "keys"}
         settings = AgentSettings(
-            replica="r0",
-            socket=tmp_path / "s",
-            arena=tmp_path / "a",
-            disk={"path": tmp_path / "disk", "size": 1 << 20, "compression": compression},
-            object_store={"url": (tmp_path / "bucket").as_uri(), "compression": compression},
-            encryption=encryption,
+            **patient(
+                {
+                    "replica": "r0",
+                    "socket": tmp_path / "s",
+                    "arena": tmp_path / "a",
+                    "disk": {"path": tmp_path / "disk", "size": 1 << 20, "compression": compression},
+                    "object_store": {"url": (tmp_path / "bucket").as_uri(), "compression": compression},
+                    "encryption": encryption,
+                }
+            )
         )
         with ThreadPoolExecutor(2) as threads:
             stores = await open_stores(settings, threads, lambda tier: lambda *figures: None)
@@ -49,7 +54,7 @@ def agent(tmp_path):
             lower = {
                 Tier.DISK: OwnTier(Tier.DISK, stores[Tier.DISK], 1 << 20, catalog, busy, clock, log),
                 Tier.OBJECT: SharedTier(
-                    Tier.OBJECT, stores[Tier.OBJECT], catalog, busy, clock, lambda: len(BODY), 30
+                    Tier.OBJECT, stores[Tier.OBJECT], catalog, busy, clock, lambda: len(BODY), SECONDS
                 ),
             }
             for tier in lower.values():

@@ -6,11 +6,10 @@ import pytest
 
 from kvist_connector.protocol import engine as wire
 from kvist_connector.protocol.tiers import Tier
-from kvist_connector.testing.whole_agent import DEADLINE, WholeAgent, keys_of
+from kvist_connector.testing.whole_agent import WholeAgent, keys_of
 
 pytestmark = pytest.mark.timeout(120)
 CHAIN = keys_of(3)
-LONG = 30.0
 
 
 @pytest.fixture
@@ -20,8 +19,7 @@ async def start(tmp_path):
 
     async def begin(name, **more):
         (tmp_path / name).mkdir(exist_ok=True)
-        bucket = {"url": (tmp_path / "bucket").as_uri(), "lookup_deadline": LONG, "deadline": LONG}
-        settings = {"object_store": bucket, "lookup_deadline": DEADLINE, "shutdown_deadline": 0} | more
+        settings = {"object_store": {"url": (tmp_path / "bucket").as_uri()}, "shutdown_deadline": 0} | more
         running.append(await WholeAgent.start(tmp_path / name, **settings))
         return running[-1]
 

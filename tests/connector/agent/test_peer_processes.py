@@ -12,7 +12,6 @@ from kvist_connector.testing.fake_engine import FakeEngine, layout
 
 pytestmark = pytest.mark.timeout(120)
 # A loaded machine is no slow peer.
-PATIENT = {"peer__lookup_deadline": 30, "peer__deadline": 30, "lookup_deadline": 60}
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ async def start(tmp_path):
     async def begin(**settings):
         folder = tmp_path / f"agent{len(running)}"
         folder.mkdir()
-        running.append(await AgentProcess.start(folder, **(PATIENT | settings)))
+        running.append(await AgentProcess.start(folder, **settings))
         return running[-1]
 
     yield begin

@@ -34,9 +34,7 @@ async def start(tmp_path):
     async def begin(**settings):
         folder = tmp_path / f"agent{len(running)}"
         folder.mkdir()
-        # A loaded machine is no slow Redis: only tests of deadlines have short ones.
-        shared = {"redis__lookup_deadline": 30, "redis__deadline": 30, "lookup_deadline": 60}
-        agent = await AgentProcess.start(folder, **(shared | settings))
+        agent = await AgentProcess.start(folder, **settings)
         running.append(agent)
         return agent
 
@@ -254,8 +252,6 @@ async def test_chunks_go_through_redis_and_s3_to_an_agent_that_has_s3_only(start
         "object_store__url": s3.url,
         "object_store__endpoint": s3.endpoint,
         "object_store__credentials_file": s3.credentials_file,
-        "object_store__lookup_deadline": 30,
-        "object_store__deadline": 60,
     }
     first = await start(redis__urls=redis.url, **bucket)
     second = await start(**bucket)

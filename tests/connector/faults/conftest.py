@@ -11,9 +11,7 @@ from kvist_connector.testing import services
 from kvist_connector.testing.fault_proxy import FaultProxy
 from kvist_connector.testing.whole_agent import WholeAgent
 
-# A loaded machine is no slow server: only tests of deadlines have short ones.
-REDIS = {"lookup_deadline": 30, "deadline": 30, "pause": 0.05}
-OBJECT = {"lookup_deadline": 30, "deadline": 30, "pause": 0.05}
+SOON = {"pause": 0.05}
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +27,7 @@ async def start(tmp_path):
     running = []
 
     async def begin(name="", **settings):
-        values = {"lookup_deadline": 60, "shutdown_deadline": 0} | settings
+        values = {"shutdown_deadline": 0} | settings
         folder = tmp_path / (name or f"agent{len(running)}")
         folder.mkdir(exist_ok=True)
         running.append(await WholeAgent.start(folder, **values))

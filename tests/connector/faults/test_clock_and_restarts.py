@@ -4,7 +4,7 @@ import random
 import time
 
 import pytest
-from tests.connector.faults.conftest import REDIS
+from tests.connector.faults.conftest import SOON
 
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing import services
@@ -62,7 +62,7 @@ class Cluster:
         if name in self.agents:
             await self.agents[name].stop()
         disk = {"path": self._folder / f"{name}-disk", "size": "10Mi"}
-        agent = await self._begin(name, redis={"urls": self.redis.url, **REDIS}, disk=disk)
+        agent = await self._begin(name, redis={"urls": self.redis.url, **SOON}, disk=disk)
         self.agents[name] = agent
 
     async def engine(self, name):

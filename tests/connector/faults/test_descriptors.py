@@ -17,7 +17,6 @@ from kvist_connector.testing.whole_agent import DEADLINE, keys_of
 
 pytestmark = pytest.mark.timeout(240)
 CHAIN = keys_of(6)
-PATIENT = {"lookup_deadline": 30, "deadline": 30, "pause": 0.05}
 
 
 @contextmanager
@@ -74,8 +73,7 @@ async def shared(request, tmp_path):
 async def test_servers_cannot_be_reached_without_file_descriptors_and_are_afterwards(tmp_path, shared):
     tier, settings, cut = shared
     section = next(iter(settings)).partition("__")[0]
-    patient = {f"{section}__{name}": value for name, value in PATIENT.items()}
-    agent = await AgentProcess.start(tmp_path, lookup_deadline=60, **settings, **patient)
+    agent = await AgentProcess.start(tmp_path, **settings, **{f"{section}__pause": 0.05})
     engine = await FakeEngine.start(agent.socket)
     await engine.store(CHAIN)
     await engine.lookup(CHAIN)

@@ -18,7 +18,7 @@ from kvist_connector.testing.whole_agent import keys_of
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 CHAIN = keys_of(2)
 KEYS = [key.hex() for key in CHAIN]
-PATIENT = {"peer__host": "127.0.0.1", "peer__deadline": 30, "lookup_deadline": 60, "memory": "200Ki"}
+SETTINGS = {"peer__host": "127.0.0.1", "memory": "200Ki"}
 
 
 class Replica:
@@ -31,7 +31,7 @@ class Replica:
 
     async def start(self):
         self.folder.mkdir(exist_ok=True)
-        self.agent = await AgentProcess.start(self.folder, peer__port=self.port, **PATIENT)
+        self.agent = await AgentProcess.start(self.folder, peer__port=self.port, **SETTINGS)
         self.engine = await FakeEngine.start(self.agent.socket)
 
     async def stop(self):

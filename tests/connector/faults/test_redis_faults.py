@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from redis.asyncio import Redis
-from tests.connector.faults.conftest import REDIS
+from tests.connector.faults.conftest import SOON
 
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing import services
@@ -22,7 +22,7 @@ async def admin(redis):
 
 
 async def stocked(start, redis, chunks=6, **settings):
-    agent = await start(redis={"urls": redis.url, **REDIS, **settings})
+    agent = await start(redis={"urls": redis.url, **SOON, **settings})
     await agent.computed(keys_of(chunks))
     await agent.written()
     return agent

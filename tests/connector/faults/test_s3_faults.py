@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.connector.faults.conftest import OBJECT
+from tests.connector.faults.conftest import SOON
 
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.testing.fault_proxy import Answer, Cut, Hang, Pass, Refuse
@@ -35,7 +35,7 @@ def settings(s3):
         "endpoint": f"http://127.0.0.1:{proxy.port}",
         "region": "us-east-1",
         "credentials_file": server.credentials_file,
-        **OBJECT,
+        **SOON,
     }
 
 
