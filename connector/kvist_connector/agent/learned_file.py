@@ -3,7 +3,8 @@
     magic, format, checksum of the rest (8 bytes), msgpack of {tier: Learned}
 
 A file that is torn, of another format or not to be read is none: eviction learns anew. Nothing but
-the order of eviction depends on it, so it is written now and then and at the end, not at every change.
+the order of eviction depends on it, so it is written now and then and at the end, not at every change; and
+not at all when nothing was learned since.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from kvist_connector.protocol.tiers import Tier
 log = logging.getLogger(__name__)
 
 _HEAD: Final = b"kvist eviction \x01"  # the last byte is the format: another one with other traits or ages
-_SUM_BYTES: Final = 8
+_START: Final = len(_HEAD) + 8  # of the rest
 _MOST_BYTES: Final = 8 << 20  # five tiers with every trait there is need less
 _EVERY: Final = 60.0  # seconds
 
@@ -35,6 +36,7 @@ class LearnedFile:
     def __init__(self, arena: Path) -> None:
         self.path = arena.with_name(f"{arena.name}.eviction")
         self._failed = False
+        self._there: bytes | None = None  # head of what is in the file; it has the checksum
 
     def read(self) -> dict[Tier, Learned]:
         """What an earlier agent learned; empty when there is nothing that can be read."""
@@ -49,13 +51,18 @@ class LearnedFile:
         found = _unpack(data)
         if found is None:
             log.warning("%s is damaged or of another format: eviction learns anew", self.path)
-        return found or {}
+            return {}
+        self._there = data[:_START]
+        return found
 
     def write(self, learned: Mapping[Tier, Learned]) -> None:
         """Replace the file; a crash leaves the old or the new one. A failure is said once."""
+        data = _pack(learned)
+        if data[:_START] == self._there:
+            return
         temporary = self.path.with_name(self.path.name + ".partial")
         try:
-            temporary.write_bytes(_pack(learned))
+            temporary.write_bytes(data)
             temporary.replace(self.path)
         except OSError as error:
             if not self._failed:
@@ -67,6 +74,7 @@ class LearnedFile:
             self._failed = True
         else:
             self._failed = False
+            self._there = data[:_START]
 
     async def keep(self, learned: Callable[[], Mapping[Tier, Learned]], threads: Executor) -> None:
         """Write it now and then, for ever."""
@@ -81,9 +89,8 @@ def _pack(learned: Mapping[Tier, Learned]) -> bytes:
 
 
 def _unpack(data: bytes) -> dict[Tier, Learned] | None:
-    start = len(_HEAD) + _SUM_BYTES
-    body = data[start:]
-    if data[:start] != _HEAD + xxhash.xxh3_64_digest(body) or len(data) > _MOST_BYTES:
+    body = data[_START:]
+    if data[:_START] != _HEAD + xxhash.xxh3_64_digest(body) or len(data) > _MOST_BYTES:
         return None
     try:
         found = msgspec.msgpack.decode(body, type=dict[int, Learned])

@@ -36,6 +36,26 @@ def test_the_next_agent_goes_on_from_what_was_learned(tmp_path, learned):
     assert [file.name for file in tmp_path.iterdir()] == ["arena.eviction"]
 
 
+def test_the_file_is_replaced_only_when_something_was_learned(tmp_path, learned):
+    first, again = LearnedFile(tmp_path / "arena"), LearnedFile(tmp_path / "arena")
+    first.write({Tier.MEMORY: learned})
+    there = first.path.stat()
+    first.write({Tier.MEMORY: learned})
+    again.write(again.read())
+    assert (first.path.stat().st_ino, first.path.stat().st_mtime_ns) == (there.st_ino, there.st_mtime_ns)
+    again.write({Tier.MEMORY: learned, Tier.DISK: learned})
+    assert again.path.stat().st_ino != there.st_ino
+    assert LearnedFile(tmp_path / "arena").read() == {Tier.MEMORY: learned, Tier.DISK: learned}
+
+
+def test_what_could_not_be_written_is_written_later(tmp_path, learned):
+    file = LearnedFile(tmp_path / "later" / "arena")
+    file.write({Tier.MEMORY: learned})
+    file.path.parent.mkdir()
+    file.write({Tier.MEMORY: learned})
+    assert LearnedFile(tmp_path / "later" / "arena").read() == {Tier.MEMORY: learned}
+
+
 def test_a_rule_that_learns_nothing_leaves_nothing():
     assert Catalog("lru", [Tier.DISK]).learned() == {}
 
