@@ -62,6 +62,7 @@ async def tiers(folder: Path, stack: AsyncExitStack, only: Sequence[str] | None)
     threads = stack.enter_context(ThreadPoolExecutor(_THREADS))
     makers: dict[str, Callable[[Path, AsyncExitStack, ThreadPoolExecutor], Awaitable[Tier]]] = {
         "disk": _buffered,
+        "disk, checked": _checked,
         "disk, direct": _direct,
         "redis": _redis,
         "s3": _s3,
@@ -88,18 +89,24 @@ def _wrapped(store: ChunkStore, threads: ThreadPoolExecutor) -> EnvelopeStore:
 
 
 async def _buffered(folder: Path, stack: AsyncExitStack, threads: ThreadPoolExecutor) -> Tier:
-    return await _files("disk", folder, threads, False)
+    return await _files("disk", folder, threads)
+
+
+async def _checked(folder: Path, stack: AsyncExitStack, threads: ThreadPoolExecutor) -> Tier:
+    return await _files("disk, checked", folder, threads, checked=True)
 
 
 async def _direct(folder: Path, stack: AsyncExitStack, threads: ThreadPoolExecutor) -> Tier:
-    return await _files("disk, direct", folder, threads, True)
+    return await _files("disk, direct", folder, threads, past=True)
 
 
-async def _files(name: str, folder: Path, threads: ThreadPoolExecutor, past: bool) -> Tier:
-    place = folder / f"disk-{past}"
+async def _files(
+    name: str, folder: Path, threads: ThreadPoolExecutor, past: bool = False, checked: bool = False
+) -> Tier:
+    place = folder / name
     store = await DiskStore.open(place / "kvist", 1 << 40, "none", threads, direct=past)
     (place / "plain").mkdir()
-    return Tier(name, Kvist(_wrapped(store, threads)), Files(place / "plain", past, threads))
+    return Tier(name, Kvist(_wrapped(store, threads)), Files(place / "plain", past, threads, checked))
 
 
 async def _redis(folder: Path, stack: AsyncExitStack, threads: ThreadPoolExecutor) -> Tier:

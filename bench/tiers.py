@@ -4,9 +4,10 @@
 
 Sixteen chunks of SmolLM2-135M (5.9 MB each, 94 MB) are put and got through the envelope, eight at a time:
 header, checksum, breaker and metering included. Beside them, in the same rounds and as many at a time: plain
-writes and reads of whole files with the same flags, redis-py and obstore as they are, and a download over
-sendfile from a process that does nothing else. The other figure is how long the event loop was held at
-worst: the lookups of all requests wait for it. LMCache's figures are those of its own `bench l2`.
+writes and reads of whole files with the same flags, the same with a checksum ("disk, checked"), redis-py and
+obstore as they are, and a download over sendfile from a process that does nothing else. The other figure is
+how long the event loop was held at worst: the lookups of all requests wait for it. LMCache's figures are
+those of its own `bench l2`.
 """
 
 from __future__ import annotations

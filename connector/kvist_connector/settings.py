@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import errno
-import os
 import reprlib
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar, get_args, get_origin
@@ -35,7 +32,6 @@ _EXPECTED: Final = {
     "dict_type": "a mapping is expected",
     "model_type": "a mapping is expected",
 }
-MOST_FILE_BYTES: Final = 2**20  # of a file that a setting names
 # Type of a PydanticCustomError whose value must not be shown: it holds a secret.
 WITHHELD: Final = "withheld"
 S = TypeVar("S", bound=BaseModel)
@@ -151,30 +147,6 @@ def validate(cls: type[S], values: Any, where: str = "") -> S:
     except ValidationError as error:
         lines = [_explain(cls, item, where) for item in error.errors()]
         raise ConfigError("\n".join(lines)) from error
-
-
-def bytes_of(path: Path, most: int = MOST_FILE_BYTES) -> bytes:
-    """What is in a file that a setting names: a token, a password, keys, a list.
-
-    What is put there while we run may be anything: opening a pipe would wait for ever, and so would reading a
-    device. Raises OSError.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        with open(fd, "rb", closefd=False) as file:
-            data = file.read(most + 1)
-    finally:
-        os.close(fd)
-    if len(data) > most:
-        raise OSError(errno.EFBIG, f"it is longer than {most} bytes", str(path))
-    return data
-
-
-def text_of(path: Path, most: int = MOST_FILE_BYTES) -> str:
-    """The same as text. Raises UnicodeDecodeError, too."""
-    return bytes_of(path, most).decode()
 
 
 def to_yaml(settings: BaseModel) -> str:

@@ -1,7 +1,6 @@
 """Agent settings and the shared machinery: one name in file, environment and flag, strict in each."""
 
 import argparse
-import os
 
 import pytest
 import yaml
@@ -12,7 +11,6 @@ from pydantic import model_validator
 from kvist_connector import names, settings
 from kvist_connector.agent.app import run
 from kvist_connector.agent.settings import AgentSettings
-from kvist_connector.agent.token_file import TokenFile
 from kvist_connector.errors import ConfigError
 from kvist_connector.quantity import format_quantity, parse_quantity
 
@@ -173,37 +171,3 @@ def test_help_and_version(capsys, flag):
 @given(size=st.integers(0, 1 << 50))
 def test_quantities_round_trip(size):
     assert parse_quantity(format_quantity(size)) == size
-
-
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "huge", "gone"])
-def test_what_is_put_in_place_of_a_file_of_secrets_is_not_waited_for(tmp_path, kind):
-    path = tmp_path / "token"
-    match kind:
-        case "pipe":
-            os.mkfifo(path)
-        case "device":
-            path.symlink_to("/dev/zero")
-        case "folder":
-            path.mkdir()
-        case "huge":
-            with path.open("wb") as file:
-                file.truncate(1 << 40)
-    before = os.listdir("/proc/self/fd")
-    with pytest.raises(OSError, match=r"."):
-        settings.text_of(path)
-    assert os.listdir("/proc/self/fd") == before
-
-
-def test_a_token_is_kept_while_something_else_is_in_its_place(tmp_path):
-    path = tmp_path / "token"
-    path.write_text("first\n")
-    token = TokenFile(path)
-    path.unlink()
-    path.symlink_to("/dev/zero")
-    assert token() == "first"
-    path.unlink()
-    os.mkfifo(path)
-    assert token() == "first"
-    path.unlink()
-    path.write_text("second")
-    assert token() == "second"

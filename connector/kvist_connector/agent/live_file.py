@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from kvist_connector.errors import ConfigError
-from kvist_connector.settings import text_of
+from kvist_connector.setting_files import text_of
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from obstore import exceptions
 from obstore.store import from_url
 
 from kvist_connector.errors import ConfigError
-from kvist_connector.settings import text_of
+from kvist_connector.setting_files import text_of
 from kvist_connector.tiers.object_store import explain
 
 if TYPE_CHECKING:

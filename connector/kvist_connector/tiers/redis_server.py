@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
 from kvist_connector.errors import TierError
-from kvist_connector.settings import text_of
+from kvist_connector.setting_files import text_of
 from kvist_connector.tiers.redis_frames import BoundedParser
 
 

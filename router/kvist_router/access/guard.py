@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fastapi import Request
 
-from kvist_connector.settings import text_of
+from kvist_connector.setting_files import text_of
 from kvist_router.errors import Refused
 from kvist_router.mind.interface import Refusal
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvist_connector.errors import ConfigError
-from kvist_connector.settings import bytes_of
+from kvist_connector.setting_files import bytes_of
 from kvist_router.access.settings import TENANT_NAME, AuthSettings, TenantSettings
 from kvist_router.changes import Stamp, stamp
 

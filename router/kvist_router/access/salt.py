@@ -7,7 +7,7 @@ import hmac
 from pathlib import Path
 
 from kvist_connector.errors import ConfigError
-from kvist_connector.settings import bytes_of
+from kvist_connector.setting_files import bytes_of
 
 
 def tenant_salt(secret: bytes, tenant: str) -> str:

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from kvist_connector.errors import ConfigError
-from kvist_connector.settings import text_of, validate
+from kvist_connector.setting_files import text_of
+from kvist_connector.settings import validate
 from kvist_connector.yaml_text import YamlTextError, parse_documents
 from kvist_router.discovery.source import Listed
 from kvist_router.settings import ReplicaSettings, check_names

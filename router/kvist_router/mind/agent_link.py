@@ -10,7 +10,7 @@ from typing import Any, Final
 import aiohttp
 
 from kvist_connector.protocol.framing import FrameError
-from kvist_connector.settings import text_of
+from kvist_connector.setting_files import text_of
 from kvist_connector.tls import LiveContext
 from kvist_router.errors import FeedError
 
