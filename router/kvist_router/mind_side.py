@@ -171,6 +171,6 @@ def _fleet(
     link = _link(settings)
     silent = settings.index.silent_seconds
     reader = FeedReader(session, link, silent, mind.feed_message, time.monotonic, Random(), metrics)
-    acknowledger = DrainAcknowledger(session, link, silent)
+    acknowledger = DrainAcknowledger(session, link, silent, Random())
     health = HealthChecker(session, settings.health)
     return Fleet(mind, settings.index, reader, acknowledger, health, metrics, keep_series)

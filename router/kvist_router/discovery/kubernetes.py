@@ -21,6 +21,7 @@ from kvist_router.discovery.endpoint_slices import Slice, SliceList, Slices
 from kvist_router.discovery.kubernetes_api import KubernetesApi
 from kvist_router.discovery.source import Listed
 from kvist_router.errors import DiscoveryError, Expired
+from kvist_router.pauses import Pauses
 
 _log = logging.getLogger(__name__)
 
@@ -62,9 +63,8 @@ class KubernetesSource:
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
         self._selector = {"labelSelector": f"kubernetes.io/service-name={service}"}
         self._where = f"Service {service} in namespace {namespace}"
-        self._random = random
         self._pace = pace
-        self._pause = pace.first_pause
+        self._pauses = Pauses(pace.first_pause, pace.longest_pause, random)
         self.problem = f"{self._where}: not listed yet"
 
     async def watch(self) -> AsyncIterator[tuple[Listed, ...]]:
@@ -84,8 +84,7 @@ class KubernetesSource:
                 self._say(f"{self._where}: {error}")
             except msgspec.MsgspecError as error:
                 self._say(f"{self._where}: the API server's answer is not understood: {error}")
-            await asyncio.sleep(self._pause * self._random.uniform(0.5, 1.0))
-            self._pause = min(self._pace.longest_pause, 2 * self._pause)
+            await asyncio.sleep(self._pauses.next())
 
     async def _list(self) -> Slices:
         found = msgspec.json.decode(await self._api.get(self._path, self._selector), type=SliceList)
@@ -107,12 +106,12 @@ class KubernetesSource:
             if event.type == "ERROR":
                 raise _error(msgspec.json.decode(event.object, type=_Status))
             lively = True
-            self._pause = self._pace.first_pause
+            self._pauses.anew()
             yield _apply(event, slices)
         # A server that ends watches at once must not be asked in a tight loop.
         if not lively and time.monotonic() - began < self._pace.first_pause:
             raise DiscoveryError("the watch ended at once")
-        self._pause = self._pace.first_pause
+        self._pauses.anew()
 
     def _listed(self, slices: Slices) -> tuple[Listed, ...]:
         listed = slices.listed()

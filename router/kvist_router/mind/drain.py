@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from random import Random
 
 import aiohttp
 
@@ -16,6 +17,7 @@ from kvist_connector import names
 from kvist_router.errors import FeedError
 from kvist_router.mind.agent_link import AgentLink
 from kvist_router.mind.replica import Replica
+from kvist_router.pauses import Pauses
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 
@@ -25,24 +27,26 @@ _log = logging.getLogger(__name__)
 class DrainAcknowledger:
     """`seconds` is the deadline of one acknowledgement."""
 
-    def __init__(self, session: aiohttp.ClientSession, link: AgentLink, seconds: float) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, link: AgentLink, seconds: float, random: Random
+    ) -> None:
         self._session = session
         self._link = link
         self._timeout = aiohttp.ClientTimeout(total=seconds)
+        self._random = random
 
     async def run(self, replica: Replica) -> None:
         """Acknowledge every drain until cancelled."""
         while True:
             await replica.drain_news.wait()
             replica.drain_news.clear()
-            pause = FIRST_PAUSE
+            pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE, self._random)
             while replica.feed_live and replica.mirror.draining:
                 problem = await self._tell(replica)
                 if not problem:
                     break
                 _log.warning("drain of %s not acknowledged: %s", replica.name, problem)
-                await asyncio.sleep(pause)
-                pause = min(LONGEST_PAUSE, 2 * pause)
+                await asyncio.sleep(pauses.next())
 
     async def _tell(self, replica: Replica) -> str:
         """What went wrong; empty when nothing did."""

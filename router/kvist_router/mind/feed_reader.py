@@ -18,10 +18,10 @@ from kvist_connector.protocol.feed import FeedMessage, Snapshot
 from kvist_connector.protocol.framing import FrameDecoder
 from kvist_router.metrics import MindMetrics
 from kvist_router.mind.agent_link import STREAM_ERRORS, AgentLink, why_ended
-from kvist_router.mind.pauses import Pauses
 from kvist_router.mind.replica import Replica
+from kvist_router.pauses import Pauses
 
-LONGEST_PAUSE = 1.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class FeedReader:
 
     async def run(self, replica: Replica) -> None:
         """Follow the feed until cancelled."""
-        pauses = Pauses(LONGEST_PAUSE, self._random)
+        pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE, self._random)
         try:
             while True:
                 problem = await self._connection(replica)
@@ -61,7 +61,9 @@ class FeedReader:
                 if replica.feed_live:
                     self._metrics.feed_breaks.labels(replica.name).inc()
                 replica.feed_lost(problem, self._now())
-                await pauses.after(good)
+                if good:
+                    pauses.anew()
+                await asyncio.sleep(pauses.next())
         finally:
             replica.feed_lost("not followed any more", self._now())
 

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -162,7 +163,7 @@ class Keeper:
         def left(families: list[Family]) -> None:
             self._left = bounded(added([self._left, lasting(families)]))
 
-        return Post(role, name, sockets, self._begin, self._answer, left)
+        return Post(role, name, sockets, self._begin, self._answer, left, Random())
 
     def _begin(self) -> Begin:
         return Begin(_json(self._settings), str(self._sockets.path))

@@ -9,8 +9,10 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from random import Random
 
 from kvist_connector.errors import ConfigError
+from kvist_router.pauses import Pauses
 from kvist_router.processes.channel import (
     Answer,
     Begin,
@@ -47,6 +49,7 @@ class Post:
         begin: Callable[[], Begin],
         answer: Callable[[Question], Awaitable[Answer]],
         left: Callable[[list[Family]], None],
+        random: Random,
     ) -> None:
         self.role, self.name = role, name
         self.restarts = 0
@@ -55,6 +58,7 @@ class Post:
         self._begin = begin
         self._answer = answer
         self._left = left
+        self._pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE, random)
         self._families: list[Family] = []
         self._process: asyncio.subprocess.Process | None = None
         self._channel: Channel | None = None
@@ -92,20 +96,20 @@ class Post:
 
     async def keep(self) -> None:
         """Replace the process whenever it ends, until it was told to."""
-        pause = FIRST_PAUSE
         while True:
             began = time.monotonic()
             status = await self._ended()
             if self._ending:
                 return
             self.vacant.set()
-            pause = FIRST_PAUSE if time.monotonic() - began > LONG_LIFE else pause
-            _log.error("process %s ended with status %d; the next starts in %g s", self.name, status, pause)
+            if time.monotonic() - began > LONG_LIFE:
+                self._pauses.anew()
+            pause = self._pauses.next()
+            _log.error("process %s ended with status %d; the next starts in %.2g s", self.name, status, pause)
             self.restarts += 1
             await asyncio.sleep(pause)
             if self._ending:
                 return
-            pause = min(LONGEST_PAUSE, 2 * pause)
             try:
                 await self.start()
                 if self._ending:  # nobody told the new one

@@ -20,9 +20,10 @@ from kvist_router.errors import FeedError
 from kvist_router.mind.agent_link import STREAM_ERRORS, AgentLink, why_ended
 from kvist_router.mind.neighbours.known import Known
 from kvist_router.mind.neighbours.messages import Opening, Said, check
-from kvist_router.mind.pauses import Pauses
 from kvist_router.mind.replica import Replica
+from kvist_router.pauses import Pauses
 
+FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 2.0
 CAPACITY: Final = 8192  # requests of one router that are counted
 
@@ -65,14 +66,16 @@ class DispatchReader:
 
     async def run(self, neighbour: Neighbour) -> None:
         """Follow it until cancelled, or until it turns out to be this router."""
-        pauses = Pauses(LONGEST_PAUSE, self._random)
+        pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE, self._random)
         while not neighbour.is_self:
             problem = await self._connection(neighbour)
             good = neighbour.heard
             if problem != neighbour.problem and not neighbour.is_twin:  # once per cause
                 _log.warning("dispatches of the router at %s: %s", neighbour.url, problem)
             neighbour.heard, neighbour.problem = False, problem
-            await pauses.after(good)
+            if good:
+                pauses.anew()
+            await asyncio.sleep(pauses.next())
         await asyncio.Event().wait()
 
     async def _connection(self, neighbour: Neighbour) -> str:
