@@ -15,6 +15,7 @@ from pathlib import Path
 
 import aiohttp
 
+from kvist_router.bounded import body_of, lines_of
 from kvist_router.errors import DiscoveryError, Expired
 
 MAX_ANSWER_BYTES = 64 * 2**20
@@ -54,24 +55,17 @@ class KubernetesApi:
         """The whole answer."""
         limits = aiohttp.ClientTimeout(total=self._deadlines.request)
         async with self._open(path, parameters, limits) as answer:
-            if (answer.content_length or 0) > MAX_ANSWER_BYTES:
-                raise DiscoveryError(f"{path}: an answer of {answer.content_length} bytes is too long")
-            return await answer.read()
+            return await body_of(answer, MAX_ANSWER_BYTES)
 
     async def lines(self, path: str, parameters: Mapping[str, str], seconds: float) -> AsyncIterator[bytes]:
         """Lines of a watch that the server ends after `seconds`."""
         limits = aiohttp.ClientTimeout(
             sock_connect=self._deadlines.request, sock_read=seconds + self._deadlines.silence
         )
-        rest = b""
         async with self._open(path, parameters, limits) as answer:
-            async for data in answer.content.iter_any():
-                *lines, rest = (rest + data).split(b"\n")
-                if len(rest) > MAX_LINE_BYTES:
-                    raise DiscoveryError(f"{path}: an event of more than {MAX_LINE_BYTES} bytes")
-                for line in lines:
-                    if line.strip():
-                        yield line
+            async for line in lines_of(answer, MAX_LINE_BYTES):
+                if line.strip():
+                    yield line
 
     @asynccontextmanager
     async def _open(
