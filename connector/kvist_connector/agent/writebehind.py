@@ -128,6 +128,7 @@ class _Writer:
         self._last: bytes | None = None  # the chunk written last, just now
         self._failed: bytes | None = None  # the chunk whose write failed last
         self._lost = False  # what is in the queue waits for a tier that has a problem
+        self._pressed = False  # that it is too slow has been said
         self._work = asyncio.Event()
         self.stopped = asyncio.Event()  # nothing is pending, or nothing can be written now
         self.stopped.set()
@@ -140,7 +141,8 @@ class _Writer:
     def add(self, key: bytes) -> None:
         self._queue[key] = None
         while len(self._queue) > 1 and len(self._queue) * self._memory.chunk_bytes > self._limit:
-            if not self._counts["dropped_pressure"]:
+            if not self._pressed:
+                self._pressed = True
                 log.warning(
                     "%s tier: takes chunks slower than they are computed: the least valuable are not written "
                     "(further ones are only counted, as dropped_pressure)",

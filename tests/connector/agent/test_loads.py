@@ -8,6 +8,7 @@ import asyncio
 
 import pytest
 
+from kvist_connector.agent.metrics import Metrics
 from kvist_connector.agent.speed import Speed
 from kvist_connector.errors import StorageFull, TierError
 from kvist_connector.protocol import engine as wire
@@ -284,6 +285,26 @@ async def test_write_behind_drops_the_least_valuable_under_pressure_and_blocks_n
     assert await harness.parts.writebehind.flush(DEADLINE)
     assert all(Tier.DISK in harness.parts.catalog.get(chunk).below for chunk in keys(13))
     harness.check()
+    await engine.stop()
+
+
+async def test_what_pressure_drops_is_counted_in_metrics_and_stats_and_said_once(agent, caplog):
+    harness = await agent(queue=4 * 16384)
+    metrics = Metrics()
+    metrics.watch(harness.parts)
+    engine = await FakeEngine.start(harness.socket)
+    harness.faulty.gate.clear()
+    for first in (0, 1000):
+        await engine.store(keys(12, first))
+        await engine.lookup(keys(12, first))
+    dropped = 24 - harness.parts.writebehind.pending_chunks
+    assert dropped >= 19
+    assert harness.parts.controls.stats()["counters"]["dropped_pressure"] == dropped
+    series = f'kvist_agent_events_total{{reason="dropped_pressure"}} {dropped}.0'
+    assert series in metrics.exposition().decode()
+    said = [record for record in caplog.records if "dropped_pressure" in record.getMessage()]
+    assert [record.levelname for record in said] == ["WARNING"]
+    assert said[0].getMessage().startswith("disk tier: takes chunks slower than they are computed")
     await engine.stop()
 
 
