@@ -65,6 +65,9 @@ def _redis_servers(settings: RedisSettings) -> list[RedisServer]:
 
 def open_object_store(settings: ObjectStoreSettings, url: str, threads: Executor) -> ChunkStore:
     """An object store behind a breaker; raises ConfigError."""
+    from obstore.store import LocalStore
+
+    from kvist_connector.tiers.folder_store import FolderStore
     from kvist_connector.tiers.object_backend import Bucket, open_backend
     from kvist_connector.tiers.object_store import ObjectStore
 
@@ -77,7 +80,10 @@ def open_object_store(settings: ObjectStoreSettings, url: str, threads: Executor
         connect_timeout=min(5.0, settings.deadline),
     )
     _readable("object_store.credentials_file", settings.credentials_file)
-    return guarded(ObjectStore(open_backend(bucket), url, threads), settings)
+    backend = open_backend(bucket)
+    if isinstance(backend, LocalStore):
+        return guarded(FolderStore(backend, url, threads), settings)
+    return guarded(ObjectStore(backend, url, threads), settings)
 
 
 def _readable(name: str, path: Path | None) -> None:

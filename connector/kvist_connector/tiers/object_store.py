@@ -5,7 +5,7 @@ so that one model's chunks are listed without the others'. A put is conditional,
 stored once for the cluster (one request, no multipart upload: its completion cannot be conditional
 here, and it was not faster); where the server has no conditional put, asking before and putting
 must do (two agents may then both send the same bytes), which is said once. A replacement is conditional
-on the object's ETag; a server or folder that has no such thing is told in steps.
+on the object's ETag; a server that has no such thing is told in steps. Folders: `folder_store.py`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ObjectStore(ChunkStore):
 
     async def get(self, read: Read) -> int | None:
         """See ChunkStore; one ranged request, whose body the client has whole before it is copied."""
-        filler, path = Filler(read.into), _path(read.key)
+        filler, path = Filler(read.into), path_of(read.key)
         if not filler.room:
             return await self._size(path)
         with self._in_words():
@@ -90,7 +90,7 @@ class ObjectStore(ChunkStore):
         async def ask(key: bytes) -> int | Exception | None:
             async with turn:
                 try:
-                    return await self._size(_path(key))
+                    return await self._size(path_of(key))
                 except TierError as error:
                     return error
 
@@ -98,7 +98,7 @@ class ObjectStore(ChunkStore):
 
     async def put_if_absent(self, key: bytes, parts: Sequence[Buffer]) -> bool:
         """See ChunkStore."""
-        path = _path(key)
+        path = path_of(key)
         # Asking first saves sending what another agent has stored.
         if await self._size(path) is not None:
             return False
@@ -120,7 +120,7 @@ class ObjectStore(ChunkStore):
         """See ChunkStore."""
         if not self._replaces:
             return await super().replace(key, seen, parts)
-        path = _path(key)
+        path = path_of(key)
         with self._in_words():
             try:
                 found = await obstore.get_async(self._backend, path, options={"range": (0, len(seen))})
@@ -143,7 +143,7 @@ class ObjectStore(ChunkStore):
 
     async def delete(self, key: bytes) -> bool:
         """See ChunkStore. Object stores do not say whether there was one: asked before."""
-        path = _path(key)
+        path = path_of(key)
         if await self._size(path) is None:
             return False
         with self._in_words():
@@ -236,7 +236,8 @@ def _version(meta: ObjectMeta) -> UpdateVersion:
     return version
 
 
-def _path(key: bytes) -> str:
+def path_of(key: bytes) -> str:
+    """Where a chunk lies, below the URL's prefix."""
     return f"{key[:-_KEY_BYTES].hex() or _UNSCOPED}/{key[-_KEY_BYTES:].hex()}"
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from obstore.store import MemoryStore
+from obstore.store import LocalStore, MemoryStore
 
 from kvist_connector.agent.busy import Busy
 from kvist_connector.agent.catalog import Catalog, Chunk
@@ -18,6 +18,7 @@ from kvist_connector.testing import services
 from kvist_connector.testing.chunk_store import key
 from kvist_connector.tiers.base import ChunkStore
 from kvist_connector.tiers.envelope import EnvelopeStore
+from kvist_connector.tiers.folder_store import FolderStore
 from kvist_connector.tiers.object_store import ObjectStore
 from kvist_connector.tiers.redis import RedisStore
 from kvist_connector.tiers.redis_server import RedisServer
@@ -160,6 +161,15 @@ def test_in_any_order_of_steps_no_tag_is_lost(order):
             assert await raced(stores, order) == ALL
 
     asyncio.run(play())
+
+
+async def test_no_tag_is_lost_in_a_shared_folder(tmp_path):
+    with ThreadPoolExecutor(3) as threads:
+        stores = [FolderStore(LocalStore(tmp_path), "folder", threads) for _ in WRITERS]
+        for order in itertools.islice(itertools.product(range(3), repeat=4), 0, 81, 7):
+            assert await raced(stores, order) == ALL
+        for _ in range(10):
+            assert await raced(stores) == ALL
 
 
 async def redis_stores(server) -> list[ChunkStore]:

@@ -14,6 +14,7 @@ from kvist_connector.errors import ConfigError, TierError
 from kvist_connector.testing.chunk_store import ChunkStoreSuite, key, read_all
 from kvist_connector.testing.services import ACCESS_KEY, BUCKET, SECRET_KEY, S3Process
 from kvist_connector.tiers.base import ChunkStore, Read
+from kvist_connector.tiers.folder_store import FolderStore
 from kvist_connector.tiers.object_backend import Bucket, open_backend
 from kvist_connector.tiers.object_store import ObjectStore
 
@@ -36,7 +37,7 @@ class TestFolder(ChunkStoreSuite):
     @pytest.fixture
     def store(self, tmp_path, threads) -> ChunkStore:
         backend = open_backend(Bucket((tmp_path / "shared" / "chunks").as_uri()))
-        return ObjectStore(backend, "folder", threads)
+        return FolderStore(backend, "folder", threads)
 
 
 class TestMemory(ChunkStoreSuite):
