@@ -50,9 +50,13 @@ class Engine(Section):
 
     model_config = rules(
         (
-            "!has(self.extraArgs) || !self.extraArgs.exists(a, a.split('=', 2)[0].replace('_', '-') in "
-            f"{sorted(OWNED_FLAGS)})",
-            "extraArgs holds a flag that other fields set: " + ", ".join(sorted(OWNED_FLAGS)),
+            # As `_owner` has it. `size` keeps `--` out, with which every flag begins.
+            "!has(self.extraArgs) || !self.extraArgs.map(a, "
+            "a.split('=', 2)[0].split('.', 2)[0].replace('_', '-')).exists(f, "
+            f"f == '--config' || f in {sorted(OWNED_FLAGS)} || f.startsWith('--') && "
+            f"size(f) >= {_SHORTEST} && {sorted(OWNED_FLAGS)}.exists(o, o.startsWith(f)))",
+            "extraArgs holds a flag that other fields set, short for one or a part of one, or --config: "
+            + ", ".join(sorted(OWNED_FLAGS)),
         ),
     )
 
