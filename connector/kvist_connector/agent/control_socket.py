@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from aiohttp import web
@@ -40,9 +41,9 @@ class ControlSocket:
                 _MAX_SOCKET_PATH,
             )
             return
-        self._path.unlink(missing_ok=True)
         before = os.umask(0o177)
         try:
+            self._path.unlink(missing_ok=True)
             await web.UnixSite(runner, self._path).start()
         except OSError as error:
             raise ConfigError(f"socket: {self._path} cannot be used: {error.strerror}") from error
@@ -53,4 +54,5 @@ class ControlSocket:
     def remove(self) -> None:
         """The socket's file; the runner has closed the socket."""
         if self._listening:
-            self._path.unlink(missing_ok=True)
+            with suppress(OSError):  # the next agent replaces it
+                self._path.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ the disk that fails. A noted key that was stored again since costs that chunk, n
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Iterable
@@ -59,7 +60,10 @@ class DeletionLog:
         try:
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:
-                os.write(fd, key)
+                if os.write(fd, key) != len(key):
+                    # What follows a torn key would be read as others.
+                    os.ftruncate(fd, os.fstat(fd).st_size // KEY_BYTES * KEY_BYTES)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             finally:
                 os.close(fd)
         except OSError as error:

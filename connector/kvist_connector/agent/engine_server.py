@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from kvist_connector.agent.session import Session
@@ -46,12 +47,14 @@ class EngineServer:
 
     async def start(self) -> None:
         """Accept connections; only this user may connect."""
-        self._path.unlink(missing_ok=True)
         before = os.umask(0o177)
         try:
+            self._path.unlink(missing_ok=True)
             self._server = await asyncio.get_running_loop().create_unix_server(
                 self._session, str(self._path), backlog=128
             )
+        except OSError as error:
+            raise ConfigError(f"socket: {self._path} cannot be used: {error.strerror}") from error
         finally:
             os.umask(before)
 
@@ -59,7 +62,8 @@ class EngineServer:
         """Stop accepting and give the socket up; open connections are their sessions' business."""
         if self._server is not None:
             self._server.close()
-            self._path.unlink(missing_ok=True)
+            with suppress(OSError):  # the next agent replaces it
+                self._path.unlink(missing_ok=True)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -105,6 +105,13 @@ class OwnTier(LowerTier):
         """See LowerTier."""
         return self._drop_hidden(key) if self._hangs and self._is_hidden(key) else super().drop(key)
 
+    async def give_room(self) -> bool:
+        """Give up one chunk for what matters more; whether that could be done."""
+        try:
+            return await self._evict_one()
+        except StorageFull:
+            return False
+
     async def clear(self) -> tuple[int, int]:
         """See LowerTier."""
         removed = self.drop_all()

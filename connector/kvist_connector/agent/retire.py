@@ -19,6 +19,7 @@ import msgspec
 
 from kvist_connector.agent.core import Core
 from kvist_connector.agent.lower import LowerTier
+from kvist_connector.agent.own import OwnTier
 from kvist_connector.agent.pins import Pins
 from kvist_connector.agent.retired_file import RetiredFile
 from kvist_connector.agent.selection import (
@@ -30,13 +31,15 @@ from kvist_connector.agent.selection import (
     with_descendants,
 )
 from kvist_connector.agent.shared import SharedTier
-from kvist_connector.errors import TierError
+from kvist_connector.errors import StorageFull, TierError
 from kvist_connector.names import TAG_LORA
 from kvist_connector.protocol.retired import AHEAD, FARTHEST, MAX_RULE_BYTES, MAX_RULES, Epoch, Kind, Retired
 from kvist_connector.protocol.tiers import Tier
 
 # Seconds that an answer waits for deletions; what is not deleted then is not served either.
 _DELETING = 10.0
+# Chunks that make room for a rule on a full disk; what is being stored may take it first.
+_TRIES = 8
 # Seconds for a shared tier to take a rule; later it is told all the same.
 _TELLING = 5.0
 
@@ -137,7 +140,7 @@ class Retire:
         core = self._core
         before = core.authority.known
         if not dry_run and wanted != before and self._file is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._file.write, wanted)
+            await self._keep(self._file, wanted)
         if not dry_run:
             core.authority.known = wanted
         doomed = [] if wanted == before else self._doomed(wanted)
@@ -157,6 +160,19 @@ class Retire:
             "bytes": sum(node.size for node in sizes if node is not None),
             "leased": leased,
         }
+
+    async def _keep(self, file: RetiredFile, wanted: Retired) -> None:
+        """Make it durable: in a disk full of chunks they make room for it. Raises TierError."""
+        disk = self._lower.get(Tier.DISK)
+        tries = _TRIES
+        while True:
+            try:
+                await asyncio.get_running_loop().run_in_executor(None, file.write, wanted)
+                return
+            except StorageFull as error:
+                tries -= 1
+                if not (tries and isinstance(disk, OwnTier) and await disk.give_room()):
+                    raise TierError(str(error)) from error
 
     def _doomed(self, known: Retired) -> list[bytes]:
         """What that retires and what hangs on it, parents first."""

@@ -6,6 +6,7 @@ be read counts as if it retired everything stored so far.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvist_connector.errors import TierError
+from kvist_connector.errors import StorageFull, TierError
 from kvist_connector.protocol.retired import Retired
 
 log = logging.getLogger(__name__)
@@ -26,25 +27,42 @@ class RetiredFile:
     def __init__(self, arena: Path, disk: Path | None, now: Callable[[], int]) -> None:
         self._paths = [arena.with_name(f"{arena.name}.{FILE}")]
         self._paths += [disk / FILE] if disk is not None else []
+        self._disk = disk
+        self._devices: dict[Path, int | None] = {}  # that the folders lay on
         self._now = now
 
     def read(self) -> Retired:
-        """What all files say together."""
+        """What all files say together; once, before `write`."""
         found = Retired()
         for path in self._paths:
             found = found.merge(self._read(path))
+            self._devices[path] = _device(path.parent)
         return found
 
     def write(self, retired: Retired) -> None:
-        """Replace every file, durably; a crash leaves the old or the new one of each. Raises TierError."""
+        """Replace every file, durably; a crash leaves the old or the new one of each.
+
+        Raises TierError; StorageFull when it is the disk of the tier that has no room.
+        """
         data = msgspec.json.encode(retired)
         for path in self._paths:
+            self._refuse_elsewhere(path)
             try:
                 _replace(path, data)
             except OSError as error:
-                raise TierError(
+                full = error.errno in (errno.ENOSPC, errno.EDQUOT) and path.parent == self._disk
+                raise (StorageFull if full else TierError)(
                     f"{path} cannot be written: {error.strerror}; the retirement is not in force"
                 ) from error
+
+    def _refuse_elsewhere(self, path: Path) -> None:
+        before, now = self._devices.get(path), _device(path.parent)
+        if None not in (before, now) and before != now:
+            # What a volume holds that is not mounted now would be back with it, and the rule would not.
+            raise TierError(
+                f"{path.parent} is another file system than at the start; the retirement is not in force: "
+                "mount that one, or restart the agent"
+            )
 
     def _read(self, path: Path) -> Retired:
         try:
@@ -57,14 +75,25 @@ class RetiredFile:
             return Retired(epoch=now, floor=now)
 
 
+def _device(folder: Path) -> int | None:
+    try:
+        return folder.stat().st_dev
+    except OSError:
+        return None
+
+
 def _replace(path: Path, data: bytes) -> None:
     temporary = path.with_name(path.name + ".partial")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(fd)
-    os.replace(temporary, path)
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # half of it would take room where there is none
+        raise
     _sync_folder(path.parent)
 
 

@@ -3,15 +3,15 @@
 A file is written under a temporary name and renamed, so it is there whole or not at all;
 whether its bytes survive a power cut is the fsync policy, and the envelope's checksum
 catches it when they did not. The folder is scanned at start, so the limit holds across
-restarts. Blocking calls run in the given threads. Reads and writes go through the page cache, or past
-it where that is asked for and chunks are whole pages.
+restarts; one that was removed meanwhile is made anew (disk_folder.py). Blocking calls run in the
+given threads. Reads and writes go through the page cache, or past it where that is asked for and
+chunks are whole pages.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import logging
 import os
 import stat
@@ -23,7 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from kvist_connector.errors import ConfigError, StorageFull, TierError
+from kvist_connector.errors import StorageFull, TierError
 from kvist_connector.tiers.base import (
     Buffer,
     Capabilities,
@@ -34,7 +34,8 @@ from kvist_connector.tiers.base import (
     Sealed,
     total_bytes,
 )
-from kvist_connector.tiers.direct import ALIGNMENT, aligned, is_possible
+from kvist_connector.tiers.direct import ALIGNMENT, aligned
+from kvist_connector.tiers.disk_folder import DiskFolder
 
 log = logging.getLogger(__name__)
 
@@ -58,20 +59,19 @@ class DiskStore(ChunkStore):
 
     def __init__(
         self,
-        root: Path,
+        folder: DiskFolder,
         limit: int,
         fsync: Literal["none", "data"],
         threads: Executor,
-        lock: int,
         direct: bool = False,
     ) -> None:
-        self._root = root
+        self._folder = folder
+        self._root = folder.root
         self._limit = limit
         self._fsync = fsync == "data"
         self._threads = threads
         self._owned = False
         self._direct = direct
-        self._lock = lock
         self._files: dict[bytes, _File] = {}
         self._coming: dict[bytes, int] = {}  # sizes of writes in flight: they count against the limit
         self._used = 0
@@ -92,8 +92,8 @@ class DiskStore(ChunkStore):
         system cannot do that.
         """
         loop = asyncio.get_running_loop()
-        lock = await loop.run_in_executor(threads, _take, root, direct)
-        store = cls(root, limit, fsync, threads, lock, direct)
+        folder = await loop.run_in_executor(threads, DiskFolder.take, root, direct)
+        store = cls(folder, limit, fsync, threads, direct)
         store._owned = owned
         store._files = await loop.run_in_executor(threads, _scan, root)
         store._used = sum(file.size for file in store._files.values())
@@ -103,6 +103,10 @@ class DiskStore(ChunkStore):
     def capabilities(self) -> Capabilities:
         """One agent's own files."""
         return Capabilities(persistent=True, shared=False, listable=True, seals=True)
+
+    async def probe(self) -> None:
+        """See ChunkStore: whether the folder is ours still."""
+        await self._run(self._folder.hold)
 
     async def get(self, read: Read) -> int | None:
         """See ChunkStore."""
@@ -123,7 +127,7 @@ class DiskStore(ChunkStore):
         self._coming[key] = size
         self._used += size
         try:
-            await self._run(lambda: _write(self._path(key), parts, self._fsync, self._direct))
+            await self._run(lambda: self._write(self._path(key), parts))
         except BaseException:
             self._used -= size
             raise
@@ -152,11 +156,13 @@ class DiskStore(ChunkStore):
 
     async def close(self) -> None:
         """Another agent may take the folder from now on."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._folder.close()
         if self._owned:
             self._threads.shutdown(wait=False)
+
+    def _write(self, path: Path, parts: Sequence[Buffer]) -> None:
+        self._folder.hold()
+        _write(path, parts, self._fsync, self._direct)
 
     def _forget(self, key: bytes) -> None:
         file = self._files.pop(key, None)
@@ -180,30 +186,6 @@ class DiskStore(ChunkStore):
             if error.errno in _FULL:
                 raise StorageFull(f"{self._root}: {error.strerror}") from error
             raise TierError(f"{self._root}: {error.strerror}") from error
-
-
-def _take(root: Path, direct: bool) -> int:
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(f"disk.path: {root} cannot be used: {error.strerror}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(lock)
-        raise ConfigError(f"disk.path: {root} is used by another agent: choose another folder") from error
-    except OSError as error:
-        os.close(lock)
-        raise ConfigError(
-            f"disk.path: {root} cannot be locked: {error.strerror}: use a local disk"
-        ) from error
-    if direct and not is_possible(root):
-        os.close(lock)
-        raise ConfigError(
-            f"disk.direct: the file system of {root} has no direct I/O: leave it off, or use a local disk"
-        )
-    return lock
 
 
 def _scan(root: Path) -> dict[bytes, _File]:

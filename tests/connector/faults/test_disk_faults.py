@@ -4,15 +4,18 @@ import asyncio
 import errno
 import os
 import resource
+import shutil
 import signal
 import subprocess
+from contextlib import contextmanager
 
 import pytest
+from aiohttp import ClientResponseError
 from tests.connector.faults.left_behind import whole
 
 from kvist_connector.errors import ConfigError
 from kvist_connector.protocol.tiers import Tier
-from kvist_connector.testing.agent_process import AgentProcess
+from kvist_connector.testing.agent_process import AgentProcess, launch
 from kvist_connector.testing.fake_engine import FakeEngine
 from kvist_connector.testing.whole_agent import DEADLINE, keys_of
 
@@ -39,6 +42,16 @@ def small(tmp_path):
     mount("-t", "tmpfs", "-o", f"size={11 * FILE}", "kvist-test", folder)
     yield folder
     unmount(folder)
+
+
+@contextmanager
+def mounted_read_only(folder):
+    mount("--bind", folder, folder)
+    try:
+        mount("-o", "remount,bind,ro", folder)
+        yield
+    finally:
+        unmount(folder)
 
 
 async def stocked(start, folder, chunks=6):
@@ -85,16 +98,62 @@ async def test_a_full_file_system_evicts_and_then_refuses(start, small, warnings
 
 async def test_a_file_system_that_became_read_only_serves_and_takes_nothing(start, small, warnings_of):
     agent = await stocked(start, small)
-    mount("--bind", small, small)
-    try:
-        mount("-o", "remount,bind,ro", small)
+    with mounted_read_only(small):
         assert await agent.found(keys_of(6)) == [Tier.DISK] * 6
         await agent.computed(keys_of(3, first=1000))
         await counted(agent, "write_failed")
         await agent.written()
-    finally:
-        unmount(small)
     assert warnings_of(Tier.DISK) == {"write_failed": 1}
+    await back(agent)
+
+
+async def test_a_retirement_has_room_on_a_disk_full_of_chunks(start, small):
+    agent = await stocked(start, small)
+    await agent.computed(keys_of(20, first=2000))
+    await agent.written()
+    assert os.statvfs(small).f_bavail == 0
+    for tag in ("one", "two"):
+        assert (await agent.post("retire", {"tag": tag}))["complete"]
+    assert await agent.metric(EVENTS, tier="disk", reason="evicted")
+
+
+async def test_a_retirement_that_a_disk_does_not_take_leaves_no_half_of_a_file(start, small):
+    agent = await start(disk={"path": small, "size": "10Mi"})
+    (small / "filler").write_bytes(bytes(os.statvfs(small).f_bavail * os.statvfs(small).f_bsize))
+    with pytest.raises(ClientResponseError) as refusal:
+        await agent.post("retire", {"tag": "a"})
+    assert refusal.value.status == 503
+    assert sorted(path.name for path in small.iterdir()) == [".lock", "filler"]
+    (small / "filler").unlink()
+    assert (await agent.post("retire", {"tag": "a"}))["complete"]
+
+
+async def test_a_folder_that_was_removed_is_made_again_and_still_one_agents(start, tmp_path):
+    agent = await stocked(start, tmp_path / "disk")
+    shutil.rmtree(tmp_path / "disk")
+    assert await agent.found(keys_of(6)) == []
+    await agent.computed(keys_of(6))
+    await agent.written()
+    await back(agent)
+    with pytest.raises(ConfigError, match="is used by another agent"):
+        await start(disk={"path": tmp_path / "disk", "size": "10Mi"})
+
+
+async def test_another_file_system_in_the_folders_place_is_not_written_to(start, tmp_path):
+    agent = await stocked(start, tmp_path / "disk")
+    mount("-t", "tmpfs", "kvist-test", tmp_path / "disk")
+    try:
+        await agent.computed(keys_of(3, first=1000))
+        await agent.until_answers(Tier.DISK, False)
+        assert "another file system" in (await agent.stats())["tiers"]["disk"]["problem"]
+        with pytest.raises(ClientResponseError) as refusal:
+            await agent.post("retire", {"tag": "a"})
+        assert refusal.value.status == 503
+        assert list((tmp_path / "disk").iterdir()) == []
+    finally:
+        unmount(tmp_path / "disk")
+    await agent.until_answers(Tier.DISK, True)
+    await agent.written()
     await back(agent)
 
 
@@ -210,3 +269,14 @@ async def test_a_disk_that_hangs_is_left_alone_and_does_not_keep_the_agent_from_
     await engine.stop()
     assert await agent.terminate() == 1
     whole(agent.arena)
+
+
+async def test_an_agent_that_may_not_remove_its_sockets_ends_in_order(process, tmp_path):
+    with mounted_read_only(tmp_path):
+        assert await process.terminate() == 0
+        refused = await launch(tmp_path)
+        _, said = await refused.communicate()
+    assert said.decode().startswith("kvist-agent: socket: ")
+    assert "Read-only file system" in said.decode()
+    again = await AgentProcess.start(tmp_path)
+    assert await again.terminate() == 0

@@ -115,7 +115,7 @@ async def test_both_ways_write_and_read_the_same_bytes(tmp_path_factory, parts, 
 async def test_a_file_system_without_it_is_refused_in_words_and_the_folder_let_go(
     tmp_path, threads, monkeypatch
 ):
-    monkeypatch.setattr("kvist_connector.tiers.disk.is_possible", lambda folder: False)
+    monkeypatch.setattr("kvist_connector.tiers.disk_folder.is_possible", lambda folder: False)
     with pytest.raises(ConfigError, match=r"disk\.direct: the file system of .* leave it off"):
         await opened(tmp_path, threads, True)
     await (await opened(tmp_path, threads, False)).close()
