@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 class RemoteMind:
     """`interface.Mind` and `interface.Outlook` of a relay; `follow` runs as long as the relay does.
 
+    A `fallback` with a view has it from another relay.
+
     `view_seconds`: how long a mind that came back may take to have a view. `keep` hears of all replicas.
     """
 
@@ -47,8 +49,9 @@ class RemoteMind:
         self._keep = keep
         self._view_seconds = view_seconds
         self._clock = clock
-        self._view = View(NOT_YET, {}, (), ())
-        self._gone = False  # it was there, and has no view (again) since
+        self._view = fallback.view or View(NOT_YET, {}, (), ())
+        # It was there, for this relay or for the one before it, and has no view (again) since.
+        self._gone = fallback.view is not None
         self._since: float | None = None  # of this connection: when it first spoke
         self._stopping = False
         self._problem = ""
@@ -85,7 +88,9 @@ class RemoteMind:
         """Why requests go by hash; empty when they do not."""
         if not self._gone:
             return ""
-        why = f"is gone ({self._problem})" if self._since is None else "is back and has no view yet"
+        why = (
+            f"is gone ({self._problem or NOT_YET})" if self._since is None else "is back and has no view yet"
+        )
         return f"the router's mind {why}: requests go by hash of their prompts' beginnings"
 
     def stop(self) -> None:
@@ -111,7 +116,8 @@ class RemoteMind:
         if self._gone:
             if view.problem and now - self._since < self._view_seconds:
                 return  # what the last one knew is better than what this one knows yet
-            _log.warning("the mind is back")
+            if self._problem:
+                _log.warning("the mind is back")
             self._gone = False
         self._view = view
         if view.replicas:

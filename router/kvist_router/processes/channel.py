@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from kvist_connector.protocol.framing import FrameDecoder, FrameError, encode
+from kvist_router.mind.interface import View
 from kvist_router.processes.family import Family
 
 READ_BYTES = 2**18
@@ -28,10 +29,14 @@ Step = Literal["stopping", "close", "now"]
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Build and serve with these settings (JSON); `mind` is the path of the mind's socket."""
+    """Build and serve with these settings (JSON); `mind` is the path of the mind's socket.
+
+    `view`: what a relay goes by until the mind tells it more.
+    """
 
     settings: bytes
     mind: str
+    view: View | None = None
 
 
 class Use(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -65,9 +70,10 @@ class Wrong(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Metrics(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Of one process."""
+    """Of one process; `view`: what a relay was told last."""
 
     families: list[Family]
+    view: View | None = None
 
 
 class Text(msgspec.Struct, frozen=True, array_like=True, tag=True):

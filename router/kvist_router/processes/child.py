@@ -94,7 +94,7 @@ class Child:
         configure(settings.log_level, settings.log)
         logging.getLogger(Servers.__module__).setLevel(logging.WARNING)  # its steps are the keeper's to tell
         build = importlib.import_module(f"kvist_router.processes.{self._role}").build
-        inherited = Inherited(self._sockets, self._registry, self._exposition, Path(begin.mind))
+        inherited = Inherited(self._sockets, self._registry, self._exposition, Path(begin.mind), begin.view)
         try:
             async with build(settings, inherited) as side:
                 self._side = side
@@ -112,7 +112,8 @@ class Child:
                 problem = await self._started
                 return Wrong(problem) if problem else Done()
             case Pulse():
-                return Metrics(families_of(self._registry))
+                view = None if self._side is None else self._side.view()
+                return Metrics(families_of(self._registry), view)
             case Use():
                 return await self._use(question)
             case End():

@@ -166,7 +166,9 @@ class Keeper:
         return Post(role, name, sockets, self._begin, self._answer, left, Random())
 
     def _begin(self) -> Begin:
-        return Begin(_json(self._settings), str(self._sockets.path))
+        # Of a relay that runs, if there is one: without it a new one knows no replica while the mind is away.
+        views = [post.view for post in sorted(self.relays, key=lambda post: post.up) if post.view]
+        return Begin(_json(self._settings), str(self._sockets.path), views[-1] if views else None)
 
     async def _answer(self, question: Question) -> Answer:
         return Text(await self.text()) if isinstance(question, Scrape) else Done()

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 
 from kvist_connector.errors import ConfigError
+from kvist_router.mind.interface import View
 from kvist_router.pauses import Pauses
 from kvist_router.processes.channel import (
     Answer,
@@ -60,6 +61,7 @@ class Post:
         self._left = left
         self._pauses = Pauses(FIRST_PAUSE, LONGEST_PAUSE, random)
         self._families: list[Family] = []
+        self.view: View | None = None  # the last that it, or one before it, was told
         self._process: asyncio.subprocess.Process | None = None
         self._channel: Channel | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -188,7 +190,7 @@ class Post:
         with contextlib.suppress(GoneError):  # `keep` sees to it
             answer = await self._channel.ask(Pulse(), seconds)
             if isinstance(answer, Metrics) and self.up:
-                self._families = answer.families
+                self._families, self.view = answer.families, answer.view or self.view
 
     async def _ended(self) -> int:
         assert self._process is not None  # it was started

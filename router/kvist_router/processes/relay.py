@@ -23,6 +23,7 @@ async def build(settings: RouterSettings, inherited: Inherited) -> AsyncIterator
     metrics, tasks = RelayMetrics(registry), TaskMetrics(registry)
     limits = settings.limits
     fallback = HashMind(read_secret(settings.tenant.secret_file), limits.in_flight)
+    fallback.view = inherited.view
     mind = RemoteMind(
         inherited.mind,
         fallback,
@@ -36,4 +37,4 @@ async def build(settings: RouterSettings, inherited: Inherited) -> AsyncIterator
         relay_side(settings, mind, mind, metrics, tasks, exposition, settings.reader) as side,
     ):
         served = Served(side.app, inherited.sockets.listener, side.tls, shared=True)
-        yield Side(Servers([served], limits, on_stop=mind.stop), side.use)
+        yield Side(Servers([served], limits, on_stop=mind.stop), side.use, lambda: fallback.view)

@@ -11,6 +11,7 @@ from typing import Literal
 from prometheus_client import CollectorRegistry
 
 from kvist_router.exposition import Exposition
+from kvist_router.mind.interface import View
 from kvist_router.server import Servers
 from kvist_router.settings import RouterSettings
 
@@ -28,17 +29,22 @@ class Sockets:
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """What a side is built with, beside the settings; `mind` is the path of the mind's socket."""
+    """What a side is built with, beside the settings; `mind` is the path of the mind's socket.
+
+    `view`: what other relays were told by the mind, which may not be there now.
+    """
 
     sockets: Sockets
     registry: CollectorRegistry
     exposition: Exposition
     mind: Path
+    view: View | None
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What was built. `use` takes other settings and raises ConfigError."""
+    """What was built. `use` takes other settings and raises ConfigError; `view`: what a relay was told."""
 
     servers: Servers
     use: Callable[[RouterSettings], Awaitable[None]]
+    view: Callable[[], View | None] = lambda: None
