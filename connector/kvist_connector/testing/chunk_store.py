@@ -94,6 +94,18 @@ class ChunkStoreSuite:
         assert not await store.replace(_KEY, b"head", [b"old again"])
         assert await read_all(store, _KEY, 5) == (5, b"newer")
 
+    async def test_of_replacements_at_once_one_is_made(self, store: ChunkStore) -> None:
+        """Whoever was late hears of it, and looks again at what is there."""
+        if not store.capabilities.shared:
+            return
+        bodies = [bytes([number]) * 10_000 for number in range(8)]
+        for number in range(8):
+            await store.put_if_absent(key(number), [b"head"])
+            works = [store.replace(key(number), b"head", [body]) for body in bodies]
+            made = await asyncio.gather(*works)
+            assert sum(made) == 1
+            assert await read_all(store, key(number), 10_000) == (10_000, bodies[made.index(True)])
+
     async def test_batches_keep_their_order(self, store: ChunkStore) -> None:
         """Results stand where their reads stood, misses included."""
         for number in range(0, 8, 2):

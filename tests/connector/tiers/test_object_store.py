@@ -32,6 +32,12 @@ class TestS3(ChunkStoreSuite):
     async def store(self, s3_server, threads) -> ChunkStore:
         return opened(threads, await s3_server())
 
+    async def test_of_replacements_at_once_one_is_made(self, store: ChunkStore) -> None:
+        """This server looks and replaces in two steps, so two at once may pass: here they come one by one."""
+        await store.put_if_absent(key(1), [b"head"])
+        assert [await store.replace(key(1), b"head", [body]) for body in (b"one", b"other")] == [True, False]
+        assert await read_all(store, key(1), 3) == (3, b"one")
+
 
 class TestFolder(ChunkStoreSuite):
     @pytest.fixture

@@ -111,6 +111,7 @@ class Stocked(WrapperStore):
     def __init__(self, inner: ChunkStore, shelf: FileShelf) -> None:
         super().__init__(inner)
         self._shelf = shelf
+        self._turn = asyncio.Lock()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -120,7 +121,8 @@ class Stocked(WrapperStore):
         return self._shelf.put(name, b"".join(parts))
 
     async def replace(self, name, seen, parts):
-        return await ChunkStore.replace(self, name, seen, parts)
+        async with self._turn:
+            return await ChunkStore.replace(self, name, seen, parts)
 
     async def delete(self, name):
         return self._shelf.objects.pop(name, None) is not None
