@@ -88,6 +88,15 @@ async def test_contents_of_any_json_have_a_replica(hashing: HashMind, part: str)
     assert (await decided(hashing, data.encode())).replica
 
 
+async def test_contents_of_any_depth_have_a_replica_or_are_refused(hashing: HashMind) -> None:
+    """At some depth they can still be read, and not be written again."""
+    found = set()
+    for depth in range(800, 1010):
+        data = f'{{"messages": [{{"role": "user", "content": {"[" * depth}{"]" * depth}}}]}}'
+        found.add(type(await hashing.decide(data.encode(), CHAT)))
+    assert found == {Decision, Refusal}
+
+
 async def test_a_burst_of_one_prompt_is_shared_when_its_replica_is_at_its_bound(hashing: HashMind) -> None:
     chosen = [(await decided(hashing, body())).replica for _ in range(16)]
     assert max(map(chosen.count, set(chosen))) <= 6
