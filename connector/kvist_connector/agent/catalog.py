@@ -73,6 +73,7 @@ class Catalog:
         self._holds: set[Hold] = set()  # whose inner chunks have no lease of their own
         self._weigh: Callable[[Chunk, Tier], float] = lambda chunk, tier: 1.0
         self.is_pinned: Callable[[bytes], bool] = lambda key: False  # whether a chunk comes in pinned
+        self.settle: Callable[[], None] = lambda: None  # enters uses that wait, before the order matters
         self.on_change: Watcher = lambda tier, key, added: None
         self.on_gone: Callable[[bytes], None] = lambda key: None
 
@@ -175,6 +176,11 @@ class Catalog:
 
     def index(self, tier: Tier) -> EvictionIndex:
         """The eviction order of a tier, for counts."""
+        return self._tiers[tier]
+
+    def order(self, tier: Tier) -> EvictionIndex:
+        """The same for the worth of chunks: every use until now is in it."""
+        self.settle()
         return self._tiers[tier]
 
     @property
@@ -289,13 +295,13 @@ class Catalog:
 
     def prompt_ended(self, key: bytes) -> None:
         """What is stored after the chunk, the prompt's last, is of the answer."""
-        for index in self._tiers.values():
-            index.answer(key)
+        for tier in self._tiers:
+            self.order(tier).answer(key)
 
     def answer_ended(self, key: bytes, tokens: int) -> None:
         """So many were decoded after the prompt that ends with the chunk."""
-        for index in self._tiers.values():
-            index.answer(key, tokens)
+        for tier in self._tiers:
+            self.order(tier).answer(key, tokens)
 
     def learned(self) -> dict[Tier, Learned]:
         """What the tiers' eviction has learned, for the next agent."""
@@ -304,12 +310,12 @@ class Catalog:
 
     def victim(self, tier: Tier) -> Chunk | None:
         """The chunk that should leave the tier; it has left its eviction order, the caller finishes."""
-        candidate: Candidate | None = self._tiers[tier].pop()
+        candidate: Candidate | None = self.order(tier).pop()
         return None if candidate is None else self._chunks[candidate.key]
 
     def next_victim(self, tier: Tier) -> Chunk | None:
         """The chunk that should leave the tier next; it is still there."""
-        candidate = self._tiers[tier].next()
+        candidate = self.order(tier).next()
         return None if candidate is None else self._chunks[candidate.key]
 
     def may_leave(self, tier: Tier, chunk: Chunk) -> bool:
@@ -398,7 +404,7 @@ class Catalog:
                 self._tagged.pop(tag, None)
 
     def _add(self, tier: Tier, chunk: Chunk, size: int, now: float, parent: bytes | None = None) -> None:
-        index = self._tiers[tier]
+        index = self.order(tier)
         index.add(chunk.key, chunk.parent if parent is None else parent, size, self._weigh(chunk, tier), now)
         if chunk.pinned:
             index.block(chunk.key)

@@ -81,6 +81,7 @@ class Loader:
         self._turn = asyncio.Lock()  # fair: the order of waiting is the order of service
         self._freed = asyncio.Event()
         self._touches = Touches(catalog.touch)
+        catalog.settle = self._touches.settle
         self._held: Counter[bytes] = Counter()  # chunks leased by waiting requests, how many times each
         self.counts = finder.counts
         # What the placement adds: room before it is taken, and what becomes of the copy a chunk came from.

@@ -66,7 +66,7 @@ class Parting:
         """Which peer is to have which chunks, the most valuable first and what they hang on before them."""
         slots = self.core.memory.slots
         most = max(1, int((slots.size if slots is not None else 0) * SHARE))
-        memory = self.core.catalog.index(Tier.MEMORY)
+        memory = self.core.catalog.order(Tier.MEMORY)
         shares: dict[str, list[Chunk]] = {peer: [] for peer in peers}
         room = {peer: most - len(self._given.get(peer, ())) for peer in peers}
         chosen = {key for given in self._given.values() for key in given}

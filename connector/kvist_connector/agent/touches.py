@@ -2,7 +2,8 @@
 
 Called by the loader. Those of a long prompt take longer than its answer: the next lookup is not to
 wait for all of them, so messages are received between the pieces. Nor does the thread that the answer
-woke: it may have been put on this core, so the core is given away first (3 ms of a lookup's p99).
+woke: it may have been put on this core, so the core is given away first (3 ms of a lookup's p99). Whatever
+needs the order meanwhile has all of them entered before.
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ class Touches:
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_later(PAUSE, self._go_on)
+
+    def settle(self) -> None:
+        """Enter all that wait now."""
+        while self._waiting:
+            self._enter()
 
     def _go_on(self) -> None:
         self._enter()

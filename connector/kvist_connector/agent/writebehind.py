@@ -165,7 +165,7 @@ class _Writer:
             self.add(key)
 
     def hurry(self) -> None:
-        memory, tier, size = self._catalog.index(Tier.MEMORY), self._lower.tier, self._memory.chunk_bytes
+        memory, tier, size = self._catalog.order(Tier.MEMORY), self._lower.tier, self._memory.chunk_bytes
         known = memory.keys()
         lacking = [key for key in known if key not in self._queue and tier not in self._catalog.tiers_of(key)]
         nodes = [node for node in map(memory.get, (*self._queue, *lacking)) if node is not None]
@@ -311,7 +311,7 @@ class _Writer:
         return heapq.nsmallest(count, (key for key, _ in chunks if key not in parents), key=self._worth)
 
     def _worth(self, key: bytes) -> float:
-        chunk, memory = self._catalog.resident(key), self._catalog.index(Tier.MEMORY)
+        chunk, memory = self._catalog.resident(key), self._catalog.order(Tier.MEMORY)
         if chunk is None or key not in memory:
             return -1.0
         parent = self._catalog.get(chunk.parent)
