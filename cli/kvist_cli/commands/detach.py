@@ -7,13 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from rich.console import Console
 
 from kvist_cli.commands.phases import report
 from kvist_cli.local import ClusterError, Event, EventKind, Options
-from kvist_cli.local.cluster import claim, start_deadline
+from kvist_cli.local.cluster import claim, start_deadline, unwritable
 from kvist_cli.local.prepare import prepare, run_folder
 from kvist_cli.local.state import ClusterState, Phase, RunFolder
 from kvist_cli.local.supervisor import put_aside
@@ -34,9 +34,7 @@ def start_detached(file: Path, manifest: CacheCluster, options: Options, console
         finally:
             lock.release()
         log = folder.path / "logs" / "supervisor.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        put_aside(log)
-        with log.open("ab") as output:
+        with _opened(log, folder) as output:
             child = subprocess.Popen(
                 [sys.executable, "-m", "kvist_cli", "up", "--file", str(file.absolute()), *flags(options)],
                 stdin=subprocess.DEVNULL,
@@ -52,6 +50,15 @@ def start_detached(file: Path, manifest: CacheCluster, options: Options, console
             raise
     url = next((p.url for p in state.programs if p.role is Role.ROUTER), "")
     console.print(f"ready: {url}/v1  (supervisor pid {child.pid}; end it with `kvist down {manifest.name}`)")
+
+
+def _opened(log: Path, folder: RunFolder) -> BinaryIO:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        put_aside(log)
+        return log.open("ab")
+    except OSError as error:
+        raise unwritable(folder.path, error) from error
 
 
 def _end(child: subprocess.Popen[bytes], options: Options, progress: Progress) -> None:

@@ -23,6 +23,7 @@ from kvist_cli.local.options import Options
 from kvist_cli.local.prepare import keep_tenant_secret, prepare, run_folder
 from kvist_cli.local.state import Lock, ProgramState, RunFolder
 from kvist_cli.local.supervisor import Supervisor
+from kvist_connector.errors import ConfigError
 from kvist_operator.plan import Role
 from kvist_operator.plan.access import has_keys
 from kvist_operator.render.local import Process
@@ -73,9 +74,7 @@ class Cluster:
         lock = claim(folder, manifest.name, options, on_event)
         try:
             prepared = prepare(manifest, options, os.environ, on_event)
-            (folder.path / "manifest.yaml").write_text(dump(manifest))
-            if has_keys(manifest):
-                keep_tenant_secret(folder.path)
+            _keep_files(folder, manifest)
         except BaseException:
             lock.release()
             raise
@@ -107,8 +106,10 @@ class Cluster:
         cluster = cls(supervisor, lock, folder.path, urls_of(processes), options)
         try:
             cluster._call(supervisor.up(), start_deadline(processes))
-        except BaseException:
+        except BaseException as error:
             cluster.down(flush=False)
+            if isinstance(error, OSError) and error.errno is not None:
+                raise unwritable(folder.path, error) from error
             raise
         return cluster
 
@@ -197,6 +198,20 @@ def claim(folder: RunFolder, name: str, options: Options, on_event: OnEvent) -> 
         lock.release()
         raise
     return lock
+
+
+def _keep_files(folder: RunFolder, manifest: CacheCluster) -> None:
+    try:
+        folder.keep("manifest.yaml", dump(manifest))
+        if has_keys(manifest):
+            keep_tenant_secret(folder)
+    except OSError as error:
+        raise unwritable(folder.path, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> ConfigError:
+    """What to say of a run folder that is full or may not be written to."""
+    return ConfigError(f"--run-dir: '{path}' cannot be written to: {error.strerror}")
 
 
 def check_not_up(folder: RunFolder, name: str) -> None:

@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from kvist_cli.local.events import Event, EventKind
@@ -174,7 +175,7 @@ class Keeper:
         for folder in process.folders:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path, text in process.files.items():
-            path.write_text(text)
+            keep_text(path, text)
         # A session of its own: Ctrl-C in the terminal reaches only us, and we end children in order.
         with process.log.open("ab") as log:
             child = await asyncio.create_subprocess_exec(
@@ -219,6 +220,14 @@ class Keeper:
         self._emit(Event(kind, self.process.name, message, seconds))
         async with self._wake:
             self._wake.notify_all()
+
+
+def keep_text(path: Path, text: str) -> None:
+    """Nothing is written where it is so already: a full disk is no reason not to start a program again."""
+    with suppress(OSError, UnicodeDecodeError):
+        if path.read_text() == text:
+            return
+    path.write_text(text)
 
 
 def log_tail(process: Process) -> str:

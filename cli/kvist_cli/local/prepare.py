@@ -18,6 +18,7 @@ from kvist_cli.local import machine
 from kvist_cli.local.events import Event, EventKind, OnEvent
 from kvist_cli.local.options import Options
 from kvist_cli.local.ports import check_ports
+from kvist_cli.local.state import RunFolder
 from kvist_connector.errors import ConfigError
 from kvist_operator.plan import Target, cpu_target, cuda_target, make_plan
 from kvist_operator.plan.access import SECRET, access_files, access_token
@@ -147,13 +148,10 @@ def _secrets(cluster: CacheCluster, options: Options, run_dir: Path) -> dict[str
     return found
 
 
-def keep_tenant_secret(run_dir: Path) -> None:
+def keep_tenant_secret(folder: RunFolder) -> None:
     """What tenants' salts are made with: made once, since with another one every tenant begins anew."""
-    path = run_dir / TENANT_SECRET
-    if path.exists():
-        return
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(secrets.token_hex(32))
+    if not (folder.path / TENANT_SECRET).exists():
+        folder.keep(TENANT_SECRET, secrets.token_hex(32), mode=0o600)
 
 
 def _target(cpu: bool) -> Target:

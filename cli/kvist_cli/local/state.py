@@ -86,9 +86,20 @@ class RunFolder:
 
     def write(self, state: ClusterState) -> None:
         """Replace the state, whole or not at all."""
-        partial = self.path / f".{STATE_FILE}.{os.getpid()}"
-        partial.write_text(state.model_dump_json(indent=1) + "\n")
-        partial.replace(self.path / STATE_FILE)
+        self.keep(STATE_FILE, state.model_dump_json(indent=1) + "\n")
+
+    def keep(self, name: str, text: str, mode: int = 0o666) -> None:
+        """Write a file of the folder, whole or not at all. Raises OSError."""
+        partial = self.path / f".{name}.{os.getpid()}"
+        try:
+            with open(
+                os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode), "w"
+            ) as file:
+                file.write(text)
+            partial.replace(self.path / name)
+        except OSError:
+            partial.unlink(missing_ok=True)  # half of it would take room where there is none
+            raise
 
     def forget(self) -> None:
         """Nothing runs any more."""

@@ -21,6 +21,7 @@ from kvist_cli.local.state import VERSION, ClusterState, RunFolder
 from kvist_operator.plan import Role
 from kvist_operator.render.local import Process
 
+_AGAIN_SECONDS: Final = 5.0
 STOP_ORDER: Final = ((Role.ROUTER,), (Role.ENGINE,))
 
 
@@ -43,6 +44,7 @@ class Supervisor:
         self._options = options
         self._on_event = on_event
         self._own = _this_process()
+        self._later: asyncio.TimerHandle | None = None  # the state could not be written
         self._admin = next((p for p in processes if p.role is Role.ROUTER), None)
         self.keepers = {
             process.name: Keeper(process, environment, options, self._emit, self._write)
@@ -91,6 +93,7 @@ class Supervisor:
         for keeper in agents:
             if keeper.process.arena is not None and not keep_arenas:
                 remove_arena(keeper.process.arena)
+        self._written()
         self._folder.forget()
 
     def abort(self) -> None:
@@ -130,7 +133,19 @@ class Supervisor:
         try:
             self._folder.write(state)
         except OSError as error:
-            self._emit(Event(EventKind.NOTE, "", f"state cannot be written: {error}"))
+            if self._later is None:  # once until it can be written again
+                self._emit(Event(EventKind.NOTE, "", f"state cannot be written: {error}"))
+            else:
+                self._later.cancel()
+            # `kvist status` reads it: the next change may be days away.
+            self._later = asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._write)
+        else:
+            self._written()
+
+    def _written(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
 
 
 def put_aside(log: Path) -> None:
