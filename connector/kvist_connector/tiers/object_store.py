@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 import obstore
 from obstore import exceptions
 
-from kvist_connector.errors import TierError
+from kvist_connector.errors import StorageFull, TierError
 from kvist_connector.tiers.base import Buffer, Capabilities, Capacity, ChunkStore, Item, Read
 from kvist_connector.tiers.pieces import Filler
 
@@ -40,6 +40,9 @@ _NO_CONDITION: Final = ("NotImplemented", "501")
 _SKEWED: Final = "RequestTimeTooSkewed"
 # A refused list has no error class of its own.
 _DENIED: Final = ("status code: 401", "status code: 403")
+
+# A server over a full file system, and a full file system: what they have they serve still.
+_NO_SPACE: Final = ("status code: 507", "(os error 28)")
 
 
 class _Unconditional(Exception):  # noqa: N818 - a state, not a fault
@@ -112,7 +115,7 @@ class ObjectStore(ChunkStore):
                     "%s has no conditional put: chunks that two agents store at once are sent twice",
                     self._label,
                 )
-        with self._in_words():
+        with self._in_words(StorageFull):
             await obstore.put_async(self._backend, path, body, use_multipart=False)
         return True
 
@@ -121,7 +124,7 @@ class ObjectStore(ChunkStore):
         if not self._replaces:
             return await super().replace(key, seen, parts)
         path = path_of(key)
-        with self._in_words():
+        with self._in_words(StorageFull):
             try:
                 found = await obstore.get_async(self._backend, path, options={"range": (0, len(seen))})
                 if bytes(await found.bytes_async()) != seen:
@@ -179,7 +182,7 @@ class ObjectStore(ChunkStore):
         return await asyncio.get_running_loop().run_in_executor(self._threads, b"".join, views)
 
     async def _create(self, path: str, body: bytes) -> bool:
-        with self._in_words():
+        with self._in_words(StorageFull):
             try:
                 await obstore.put_async(self._backend, path, body, mode="create", use_multipart=False)
                 return True
@@ -201,11 +204,13 @@ class ObjectStore(ChunkStore):
                 return None
 
     @contextmanager
-    def _in_words(self) -> Iterator[None]:
+    def _in_words(self, full: type[TierError | StorageFull] = TierError) -> Iterator[None]:
         try:
             yield
         except (exceptions.BaseError, OSError, ValueError, NotImplementedError) as error:
-            raise TierError(f"{self._label}: {explain(error)}") from error
+            raise (full if any(sign in str(error) for sign in _NO_SPACE) else TierError)(
+                f"{self._label}: {explain(error)}"
+            ) from error
 
 
 def explain(error: Exception) -> str:

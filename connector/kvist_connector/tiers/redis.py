@@ -39,6 +39,8 @@ LARGEST_VALUE: Final = 512 * 1024 * 1024
 _KEY_BYTES: Final = 16
 _SCAN_BATCH: Final = 1000
 _SEND_BYTES: Final = 1024 * 1024
+# Begins the error of a server whose own disk is full: it takes nothing, and answers questions still.
+_CANNOT_SAVE: Final = "MISCONF"
 
 
 class ComingError(ElsewhereError):
@@ -248,7 +250,7 @@ class RedisStore(ChunkStore):
         self, error: Exception, full: type[TierError | StorageFull] = TierError
     ) -> TierError | StorageFull:
         label = self._server.label
-        if isinstance(error, exceptions.OutOfMemoryError):
+        if isinstance(error, exceptions.OutOfMemoryError) or str(error).startswith(_CANNOT_SAVE):
             return full(f"{label} is full: {error}")
         text = f"{label}: {explain(error, self._server)}"
         if not isinstance(error, exceptions.AskError) or not self._server.cluster:

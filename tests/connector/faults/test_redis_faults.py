@@ -1,6 +1,7 @@
 """A real Redis that is killed, full, slow, read-only or locked: the agent goes on without and comes back."""
 
 import asyncio
+import shutil
 
 import pytest
 from redis.asyncio import Redis
@@ -69,6 +70,23 @@ async def test_a_full_redis_refuses_and_takes_again_once_there_is_room(start, re
     assert await agent.found(keys_of(6)) == [Tier.REDIS] * 6
     assert warnings_of(Tier.REDIS) == {"write_refused": 1}
     await admin.config_set("maxmemory", 0)
+    await back(agent)
+
+
+async def test_a_redis_that_cannot_save_serves_what_it_has(start, redis, admin, tmp_path, warnings_of):
+    agent = await stocked(start, redis)
+    await admin.config_set("save", "3600 1")
+    shutil.rmtree(tmp_path / "redis")  # a disk that takes nothing
+    await admin.bgsave()
+    async with asyncio.timeout(DEADLINE):
+        while (await admin.info("persistence"))["rdb_last_bgsave_status"] == "ok":
+            pass  # each look is a request that waits for its answer
+    await agent.computed(keys_of(6, first=1000))
+    await agent.written()
+    assert await agent.metric("kvist_agent_tier_answers", tier="redis") == 1
+    assert await agent.found(keys_of(6)) == [Tier.REDIS] * 6
+    assert warnings_of(Tier.REDIS) == {"write_refused": 1}
+    await admin.config_set("stop-writes-on-bgsave-error", "no")
     await back(agent)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
@@ -10,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
-from kvist_connector.errors import ConfigError, TierError
+from kvist_connector.errors import ConfigError, StorageFull, TierError
 from kvist_connector.testing.chunk_store import ChunkStoreSuite, key, read_all
 from kvist_connector.testing.services import ACCESS_KEY, BUCKET, SECRET_KEY, S3Process
 from kvist_connector.tiers.base import ChunkStore, Read
@@ -208,10 +209,14 @@ def test_google_addresses_and_their_service_account_are_accepted(tmp_path):
         open_backend(Bucket("gs://box", credentials_file=path))
 
 
-async def test_clocks_that_differ_are_told_as_such(threads):
+@asynccontextmanager
+async def refused(threads, status, text=""):
+    """A store over a server that has nothing and takes nothing."""
+
     async def refuse(request: web.Request) -> web.Response:
-        text = "<Error><Code>RequestTimeTooSkewed</Code><Message>too large</Message></Error>"
-        return web.Response(status=403, text=text, content_type="application/xml")
+        if request.method == "HEAD":
+            return web.Response(status=404)
+        return web.Response(status=status, text=text, content_type="application/xml")
 
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", refuse)
@@ -226,11 +231,25 @@ async def test_clocks_that_differ_are_told_as_such(threads):
         access_key_id="a",
         secret_access_key="b",
         client_options={"allow_http": True},
+        retry_config={"max_retries": 0},
     )
-    store = ObjectStore(backend, "s3://bucket", threads)
-    with pytest.raises(TierError, match="clock"):
-        await store.get(Read(key(1), [memoryview(bytearray(1))]))
+    yield ObjectStore(backend, "s3://bucket", threads)
     await runner.cleanup()
+
+
+async def test_clocks_that_differ_are_told_as_such(threads):
+    text = "<Error><Code>RequestTimeTooSkewed</Code><Message>too large</Message></Error>"
+    async with refused(threads, 403, text) as store:
+        with pytest.raises(TierError, match="clock"):
+            await store.get(Read(key(1), [memoryview(bytearray(1))]))
+
+
+async def test_a_server_whose_disk_is_full_is_full_and_not_broken(threads):
+    async with refused(threads, 507) as store:
+        with pytest.raises(StorageFull, match="507"):
+            await store.put_if_absent(key(1), [b"x"])
+        with pytest.raises(TierError):
+            await store.get(Read(key(1), [memoryview(bytearray(1))]))
 
 
 async def test_credentials_that_vanished_are_told(s3_server, threads):
