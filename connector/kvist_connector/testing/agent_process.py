@@ -14,7 +14,7 @@ import aiohttp
 
 from kvist_connector.testing.patience import patient_flags
 
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 
 
 class AgentProcess:
@@ -46,8 +46,13 @@ class AgentProcess:
         """Keys of `settings` are names of AgentSettings, dots written as __; limits not named are long."""
         process = await launch(folder, **settings)
         assert process.stdout is not None
-        async with asyncio.timeout(START_SECONDS):
-            line = (await process.stdout.readline()).decode()
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                line = (await process.stdout.readline()).decode()
+        except (TimeoutError, asyncio.CancelledError):  # nobody else knows of it
+            process.kill()
+            await process.communicate()
+            raise
         if "http=" not in line:
             _, errors = await process.communicate()
             raise RuntimeError(f"the agent did not start: {errors.decode()}")
