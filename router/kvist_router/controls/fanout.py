@@ -13,8 +13,7 @@ from typing import Any
 import aiohttp
 
 from kvist_router.bounded import body_of
-from kvist_router.errors import FeedError
-from kvist_router.mind.agent_link import AgentLink
+from kvist_router.mind.agent_link import ASK_ERRORS, AgentLink, why_not
 from kvist_router.mind.replica import Replica
 
 Answer = dict[str, Any]
@@ -51,26 +50,16 @@ class FanOut:
         if replica.agent is None:
             return {"error": NO_AGENT}
         try:
-            headers = await self._link.headers()
+            url = replica.agent + path
             async with (
                 self._slots,
-                self._session.post(
-                    replica.agent + path,
-                    json=body,
-                    headers=headers,
-                    timeout=self._timeout,
-                    **self._link.security(),
-                ) as answer,
+                self._link.asked(self._session, "POST", url, self._timeout, json=body) as answer,
             ):
                 return _said(answer.status, json.loads(await body_of(answer, most)))
-        except TimeoutError:
-            return {"error": "no answer in time"}
-        except FeedError as error:
-            return {"error": str(error)}
         except aiohttp.ClientPayloadError as error:
             return {"error": f"{error}: ask fewer replicas at a time, or for less"}
-        except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
-            return {"error": f"{type(error).__name__}: {error}"}
+        except (*ASK_ERRORS, ValueError, RecursionError) as error:
+            return {"error": why_not(error)}
 
 
 def _said(status: int, document: Any) -> Answer:

@@ -14,8 +14,7 @@ from random import Random
 import aiohttp
 
 from kvist_connector import names
-from kvist_router.errors import FeedError
-from kvist_router.mind.agent_link import AgentLink
+from kvist_router.mind.agent_link import ASK_ERRORS, AgentLink, why_not
 from kvist_router.mind.replica import Replica
 from kvist_router.pauses import Pauses
 
@@ -51,19 +50,9 @@ class DrainAcknowledger:
     async def _tell(self, replica: Replica) -> str:
         """What went wrong; empty when nothing did."""
         try:
-            headers = await self._link.headers()
             body = {"reader": self._link.reader, "in_flight": replica.outstanding_requests}
-            async with self._session.post(
-                f"{replica.agent}{names.PATH_DRAIN_ACKNOWLEDGE}",
-                json=body,
-                headers=headers,
-                **self._link.security(),
-                timeout=self._timeout,
-            ) as answer:
+            url = f"{replica.agent}{names.PATH_DRAIN_ACKNOWLEDGE}"
+            async with self._link.asked(self._session, "POST", url, self._timeout, json=body) as answer:
                 return "" if answer.status == 200 else f"status {answer.status}"
-        except TimeoutError:
-            return "no answer in time"
-        except FeedError as error:
-            return str(error)
-        except (aiohttp.ClientError, OSError) as error:
-            return f"{type(error).__name__}: {error}"
+        except ASK_ERRORS as error:
+            return why_not(error)

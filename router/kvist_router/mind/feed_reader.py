@@ -17,7 +17,7 @@ from kvist_connector import names
 from kvist_connector.protocol.feed import FeedMessage, Snapshot
 from kvist_connector.protocol.framing import FrameDecoder
 from kvist_router.metrics import MindMetrics
-from kvist_router.mind.agent_link import STREAM_ERRORS, AgentLink, why_ended
+from kvist_router.mind.agent_link import ASK_ERRORS, AgentLink, why_not
 from kvist_router.mind.replica import Replica
 from kvist_router.pauses import Pauses
 
@@ -41,9 +41,7 @@ class FeedReader:
     ) -> None:
         self._session = session
         self._link = link
-        self._timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=silent_seconds, sock_read=silent_seconds
-        )
+        self._silent_seconds = silent_seconds
         self._apply = apply
         self._now = now
         self._random = random
@@ -70,21 +68,16 @@ class FeedReader:
     async def _connection(self, replica: Replica) -> str:
         """One connection, from snapshot to its end; returns why it ended."""
         try:
-            async with self._session.get(
+            async with self._link.stream(
+                self._session,
                 f"{replica.agent}{names.PATH_FEED}",
+                self._silent_seconds,
                 params={"reader": self._link.reader, "acknowledges": "1"},
-                headers=await self._link.headers(),
-                **self._link.security(),
-                timeout=self._timeout,
             ) as response:
-                if response.status == 401:
-                    return "status 401: is agent.token_file the token of the agents?"
-                if response.status != 200:
-                    return f"status {response.status}"
                 await self._frames(replica, response)
                 return "the agent ended the stream"
-        except STREAM_ERRORS as error:
-            return why_ended(error)
+        except ASK_ERRORS as error:
+            return why_not(error, "no frame in time")
 
     async def _frames(self, replica: Replica, response: aiohttp.ClientResponse) -> None:
         decoder: FrameDecoder[FeedMessage] = FrameDecoder(FeedMessage)

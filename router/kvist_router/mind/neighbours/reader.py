@@ -17,7 +17,7 @@ import aiohttp
 from kvist_connector import names
 from kvist_connector.protocol.framing import FrameDecoder
 from kvist_router.errors import FeedError
-from kvist_router.mind.agent_link import STREAM_ERRORS, AgentLink, why_ended
+from kvist_router.mind.agent_link import ASK_ERRORS, AgentLink, why_not
 from kvist_router.mind.neighbours.known import Known
 from kvist_router.mind.neighbours.messages import Opening, Said, check
 from kvist_router.mind.replica import Replica
@@ -58,9 +58,7 @@ class DispatchReader:
         random: Random,
     ) -> None:
         self._session, self._link, self._instance = session, link, instance
-        self._timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=silent_seconds, sock_read=silent_seconds
-        )
+        self._silent_seconds = silent_seconds
         self._replicas, self._now, self._random = replicas, now, random
         self._heard: set[bytes] = set()  # instances
 
@@ -82,20 +80,12 @@ class DispatchReader:
         known = Known(neighbour.url, self._replicas, CAPACITY)
         neighbour.is_twin = False
         try:
-            async with self._session.get(
-                neighbour.url + names.PATH_DISPATCHES,
-                headers=await self._link.headers(),
-                **self._link.security(),
-                timeout=self._timeout,
-            ) as response:
-                if response.status == 401:
-                    return "status 401: is agent.token_file the same as there?"
-                if response.status != 200:
-                    return f"status {response.status}"
+            url = neighbour.url + names.PATH_DISPATCHES
+            async with self._link.stream(self._session, url, self._silent_seconds) as response:
                 await self._frames(neighbour, known, response)
                 return "it ended the stream" if neighbour.heard else neighbour.problem
-        except STREAM_ERRORS as error:
-            return why_ended(error)
+        except ASK_ERRORS as error:
+            return why_not(error, "no frame in time")
         finally:
             known.forget()
             if neighbour.heard:
