@@ -457,3 +457,11 @@ async def test_a_missing_token_file_is_said_with_its_setting(stack, tmp_path, fo
     session = await stack.enter_async_context(aiohttp.ClientSession())
     api = KubernetesApi(session, Access("http://127.0.0.1:1", tmp_path / "none", None))
     await follow(KubernetesSource(api, "here", SERVICE, Random(1), QUICK)).problem("kubernetes.token_file")
+
+
+async def test_a_token_that_is_no_file_is_not_waited_for(stack, tmp_path, follow) -> None:
+    """A pipe has no end, and reading it would hold the thread."""
+    os.mkfifo(tmp_path / "token")
+    session = await stack.enter_async_context(aiohttp.ClientSession())
+    api = KubernetesApi(session, Access("http://127.0.0.1:1", tmp_path / "token", None))
+    await follow(KubernetesSource(api, "here", SERVICE, Random(1), QUICK)).problem("cannot be read")

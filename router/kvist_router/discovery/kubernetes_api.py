@@ -15,6 +15,7 @@ from pathlib import Path
 
 import aiohttp
 
+from kvist_connector.setting_files import bytes_of
 from kvist_router.bounded import body_of, lines_of
 from kvist_router.errors import DiscoveryError, Expired
 
@@ -105,7 +106,7 @@ def _read(path: Path | None, setting: str) -> bytes:
     if path is None:
         return b""
     try:
-        return path.read_bytes()
+        return bytes_of(path)
     except OSError as error:
         raise DiscoveryError(f"{setting}: {path} cannot be read: {error.strerror}") from error
 
