@@ -17,6 +17,7 @@ from kvist_connector.settings import validate
 from kvist_router.app import Running, build
 from kvist_router.logs import LogHandler
 from kvist_router.settings import RouterSettings
+from kvist_router.testing.patience import patient
 
 hypothesis.settings.register_profile("router", deadline=None)  # no test asserts a time
 hypothesis.settings.load_profile("router")
@@ -44,9 +45,7 @@ def log_of_its_own() -> Iterator[None]:
 
 @asynccontextmanager
 async def _serving(values: dict[str, Any]) -> AsyncIterator[Running]:
-    # A machine that is busy for seconds must not make an engine count as down.
-    base = {"port": 0, "admin_port": 0, "health": {"interval_seconds": 0.05, "timeout_seconds": 60}}
-    settings = validate(RouterSettings, {**base, **values})
+    settings = validate(RouterSettings, patient({"port": 0, "admin_port": 0, **values}))
     async with build(settings) as running:
         task = asyncio.create_task(running.servers.run())
         try:

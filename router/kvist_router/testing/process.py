@@ -13,6 +13,7 @@ import psutil
 
 from kvist_connector.testing.ports import free_port
 from kvist_router.testing.faults import page
+from kvist_router.testing.patience import patient_flags
 
 SECONDS = 180.0  # three Python processes start, on a machine that may be busy
 
@@ -22,7 +23,7 @@ async def router(*flags: str) -> AsyncIterator[tuple[psutil.Process, str]]:
     """A router process that is ready, and its URL; the flags name its replicas."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    given = ["--port", str(port), "--admin-port", "0", "--log-level", "error", *flags]
+    given = ["--port", str(port), "--admin-port", "0", "--log-level", "error", *patient_flags(flags)]
     child = await asyncio.create_subprocess_exec(sys.executable, "-m", "kvist_router", *given)
     try:
         async with asyncio.timeout(SECONDS), aiohttp.ClientSession() as http:

@@ -26,6 +26,7 @@ from kvist_operator.control.views import figures, router_view
 from kvist_router.app import build
 from kvist_router.settings import RouterSettings
 from kvist_router.testing.engine import FakeEngine
+from kvist_router.testing.patience import patient
 
 
 def pod(url: str, port: str) -> Pod:
@@ -42,8 +43,7 @@ async def programs() -> AsyncIterator[HttpPrograms]:
 async def test_a_real_router_says_which_engines_it_knows(programs: HttpPrograms) -> None:
     async with FakeEngine() as engine:
         replica = {"name": "demo-engine-0", "url": engine.url}
-        base = {"port": 0, "admin_port": 0, "health": {"interval_seconds": 0.05, "timeout_seconds": 60}}
-        settings = validate(RouterSettings, {**base, "replicas": [replica]})
+        settings = validate(RouterSettings, patient({"port": 0, "admin_port": 0, "replicas": [replica]}))
         async with build(settings) as running:
             task = asyncio.create_task(running.servers.run())
             asked = pod(running.admin_url, "router-admin")

@@ -29,7 +29,8 @@ MIB = 2**20
 GROWTH = 48 * MIB  # after the first fifth of the time: caches are full by then
 EVENT = b'10\r\ndata: {"n": 1}\n\r\n'
 FLAGS = {
-    "first-byte-seconds": "2", "idle-seconds": "2", "head-seconds": "2", "body-seconds": "5",
+    "connect-seconds": "2", "decide-seconds": "10", "first-byte-seconds": "2", "idle-seconds": "2",
+    "head-seconds": "2", "body-seconds": "5",
     "body-bytes": str(64 * MIB), "body-memory-bytes": str(MIB),
 }  # fmt: skip
 
