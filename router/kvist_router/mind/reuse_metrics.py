@@ -6,7 +6,7 @@ of a replica end with it.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter
 
@@ -14,11 +14,9 @@ from kvist_connector import names
 from kvist_connector.protocol.engine import RequestRecord
 from kvist_connector.protocol.tiers import Tier
 
-_WHOSE: Final = (names.LABEL_MODEL, names.LABEL_TENANT, names.LABEL_REPLICA)
-
 
 class Whose(NamedTuple):
-    """Label values, in that order."""
+    """Label values."""
 
     model: str
     tenant: str
@@ -45,44 +43,44 @@ class ReuseMetrics:
             Counter(
                 "kvist_router_recorded_requests_total",
                 "Requests whose engine reported what it reused.",
-                _WHOSE,
+                [names.LABEL_MODEL, names.LABEL_TENANT, names.LABEL_REPLICA],
                 registry=registry,
             ),
             Counter(
                 "kvist_router_hit_requests_total",
                 "Of those, requests that reused at least one chunk.",
-                _WHOSE,
+                [names.LABEL_MODEL, names.LABEL_TENANT, names.LABEL_REPLICA],
                 registry=registry,
             ),
             Counter(
                 "kvist_router_recorded_prompt_tokens_total",
                 "Prompt tokens of those requests.",
-                _WHOSE,
+                [names.LABEL_MODEL, names.LABEL_TENANT, names.LABEL_REPLICA],
                 registry=registry,
             ),
             Counter(
                 "kvist_router_prefill_seconds_total",
                 "Estimated: prefill of those prompts without any reuse, once an engine's speed is measured.",
-                _WHOSE,
+                [names.LABEL_MODEL, names.LABEL_TENANT, names.LABEL_REPLICA],
                 registry=registry,
             ),
             Counter(
                 "kvist_router_saved_seconds_total",
                 "Estimated: recompute minus load time of reused tokens, once an engine's speed is measured.",
-                _WHOSE,
+                [names.LABEL_MODEL, names.LABEL_TENANT, names.LABEL_REPLICA],
                 registry=registry,
             ),
         )
         self._tokens = Counter(
             "kvist_router_hit_tokens_total",
             "Tokens reused, by tier.",
-            (*_WHOSE, names.LABEL_TIER),
+            [names.LABEL_MODEL, names.LABEL_TENANT, names.LABEL_REPLICA, names.LABEL_TIER],
             registry=registry,
         )
         self._bytes = Counter(
             "kvist_router_hit_bytes_total",
             "KV of those tokens, by tier.",
-            (*_WHOSE, names.LABEL_TIER),
+            [names.LABEL_MODEL, names.LABEL_TENANT, names.LABEL_REPLICA, names.LABEL_TIER],
             registry=registry,
         )
 
