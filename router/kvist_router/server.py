@@ -153,6 +153,9 @@ async def serving(served: Served, limits: LimitSettings) -> AsyncIterator[None]:
     try:
         yield
     finally:
+        if server.started:  # it looks ten times a second whether it is to end, and goes on till then
+            for listening in server.servers:
+                listening.close()
         server.should_exit = server.force_exit = True
         await task
 

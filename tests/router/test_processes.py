@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,6 +22,7 @@ from kvist_connector.errors import ConfigError
 from kvist_connector.protocol.feed import FEED_VERSION, Opening
 from kvist_connector.protocol.tiers import Tier
 from kvist_connector.settings import validate
+from kvist_router.processes.folder import PREFIX
 from kvist_router.processes.keeper import RunningProcesses, keeping
 from kvist_router.reload import ConfigFile
 from kvist_router.settings import RouterSettings
@@ -162,7 +164,10 @@ async def test_metrics_records_and_settings_are_those_of_one_router(tmp_path) ->
         assert (await found.ask(Authorization="Bearer key"))[0] == 200
 
 
-async def test_without_the_mind_requests_go_by_hash_and_all_say_so_until_it_is_back(capfd) -> None:
+async def test_without_the_mind_requests_go_by_hash_and_all_say_so_until_it_is_back(
+    capfd, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     async with pool(silent_seconds=5) as found:
         mind = found.kept.keeper.mind
         before = [await found.ask() for _ in range(3)]
@@ -183,6 +188,9 @@ async def test_without_the_mind_requests_go_by_hash_and_all_say_so_until_it_is_b
         assert status == 200
         assert "mind is gone" in json.loads(text)["degraded"]
 
+        # Folders for temporary files are cleaned; what is in this one is needed still.
+        (folder,) = tmp_path.glob(f"{PREFIX}*")
+        shutil.rmtree(folder)
         # Relays that start meanwhile know what those before them knew.
         assert await found.counted("kvist_router_without_mind_total") >= 28
         for relay in found.kept.keeper.relays:

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 def socket_folder() -> Iterator[Path]:
     """A folder in the one for temporary files, which goes at the end."""
     remove_leftovers(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as name, _locked(Path(name)):
+    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name, _locked(Path(name)):
         yield Path(name)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
@@ -44,12 +45,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Sockets:
-    """What children inherit, and the path at which relays find the mind."""
+    """What children inherit; `path` is a descriptor by which relays find the mind's socket.
+
+    Folders for temporary files are emptied now and then: by its name the next mind would not be found.
+    """
 
     endpoint: socket.socket
     admin: socket.socket
     mind: socket.socket
-    path: Path
+    path: int
 
 
 class KeeperMetrics:
@@ -86,9 +90,10 @@ class Keeper:
         self._closed = asyncio.Event()
         self._grace: asyncio.TimerHandle | None = None
         self._steps: set[asyncio.Task[None]] = set()
-        self.mind = self._post("mind", "mind", [sockets.admin, sockets.mind])
+        self.mind = self._post("mind", "mind", [sockets.admin, sockets.mind], [])
         self.relays = [
-            self._post("relay", f"relay {number}", [sockets.endpoint]) for number in range(1, relays + 1)
+            self._post("relay", f"relay {number}", [sockets.endpoint], [sockets.path])
+            for number in range(1, relays + 1)
         ]
 
     @property
@@ -159,16 +164,18 @@ class Keeper:
             self._metrics.restarted(role, sum(post.restarts for post in posts))
         return text_of(added([families_of(self._registry), *found, self._left]))
 
-    def _post(self, role: str, name: str, sockets: list[socket.socket]) -> Post:
+    def _post(self, role: str, name: str, sockets: list[socket.socket], more: list[int]) -> Post:
         def left(families: list[Family]) -> None:
             self._left = bounded(added([self._left, lasting(families)]))
 
-        return Post(role, name, sockets, self._begin, self._answer, left, Random())
+        return Post(role, name, sockets, more, self._begin, self._answer, left, Random())
 
     def _begin(self) -> Begin:
         # Of a relay that runs, if there is one: without it a new one knows no replica while the mind is away.
         views = [post.view for post in sorted(self.relays, key=lambda post: post.up) if post.view]
-        return Begin(_json(self._settings), str(self._sockets.path), views[-1] if views else None)
+        return Begin(
+            _json(self._settings), f"/proc/self/fd/{self._sockets.path}", views[-1] if views else None
+        )
 
     async def _answer(self, question: Question) -> Answer:
         return Text(await self.text()) if isinstance(question, Scrape) else Done()
@@ -237,7 +244,10 @@ def _sockets(settings: RouterSettings) -> Iterator[Sockets]:
         endpoint = stack.enter_context(closing(listen(settings.host, settings.port, "port")))
         admin = stack.enter_context(closing(listen(settings.admin_host, settings.admin_port, "admin-port")))
         path = stack.enter_context(socket_folder()) / SOCKET
-        yield Sockets(endpoint, admin, stack.enter_context(closing(_unix_listener(path))), path)
+        mind = stack.enter_context(closing(_unix_listener(path)))
+        handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        stack.callback(os.close, handle)
+        yield Sockets(endpoint, admin, mind, handle)
 
 
 def _unix_listener(path: Path) -> socket.socket:

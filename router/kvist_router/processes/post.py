@@ -36,7 +36,8 @@ _log = logging.getLogger(__name__)
 
 
 class Post:
-    """`name` is for the log, `sockets` are inherited, `begin` gives the settings of the moment.
+    """`name` is for the log, `sockets` and the descriptors `more` are inherited, `begin` gives the settings
+    of the moment.
 
     `left` hears what a process counted before it ended. `serves` is set while a process serves, `vacant` from
     the end of one that was not told to until the next one serves.
@@ -47,6 +48,7 @@ class Post:
         role: str,
         name: str,
         sockets: Sequence[socket.socket],
+        more: Sequence[int],
         begin: Callable[[], Begin],
         answer: Callable[[Question], Awaitable[Answer]],
         left: Callable[[list[Family]], None],
@@ -55,7 +57,7 @@ class Post:
         self.role, self.name = role, name
         self.restarts = 0
         self.serves, self.vacant = asyncio.Event(), asyncio.Event()
-        self._sockets = sockets
+        self._sockets, self._more = sockets, more
         self._begin = begin
         self._answer = answer
         self._left = left
@@ -84,7 +86,7 @@ class Post:
         inherited = [theirs.fileno(), *(item.fileno() for item in self._sockets)]
         command = [sys.executable, "-m", "kvist_router.processes", self.role, *map(str, inherited)]
         try:
-            self._process = await asyncio.create_subprocess_exec(*command, pass_fds=inherited)
+            self._process = await asyncio.create_subprocess_exec(*command, pass_fds=[*inherited, *self._more])
         finally:
             theirs.close()
         self._channel = Channel(self._answer)
