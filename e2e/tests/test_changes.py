@@ -204,8 +204,8 @@ def test_requests_wait_while_the_only_engine_is_replaced_by_one_that_loads_slowl
         until("its end", lambda: bool(uids(pool) - {old}), 300, pool.story.told, LONG_PAUSE)
         replies = burst(full, IN_FLIGHT + 3, threads)
         new = pool.pods.ready("pool-engine-0", old, 900)
-        answers_when_ready(pool)
         waited = [reply.result(600) for reply in replies]
+        answers_when_ready(pool)  # not before: until they are answered that router is at its limit
         load.more(8)
     # As many as the limit says wait and are answered; the rest is told at once to come again.
     assert sorted(reply.status for reply in waited) == [200] * IN_FLIGHT + [503] * 3

@@ -91,7 +91,8 @@ def cluster(name: str, *, egress: bool = False) -> CacheCluster:
     """With all parts there are."""
     body = {
         "model": {"name": "owner/model"},
-        "cache": {"remote": {"redis": {"managed": {}}}},
+        "engine": {"replicas": 2},
+        "cache": {"memory": "2Gi", "peers": {"enabled": True}, "remote": {"redis": {"managed": {}}}},
         "security": {"networkPolicy": {"egress": egress}},
     }
     metadata = {"name": name}
