@@ -1,9 +1,10 @@
 """An agent for an engine that was given none. Torch-free.
 
 Every process of the engine calls `ensure_agent`; the first that takes the lock in the
-folder spawns `python -m kvist_connector` in a session of its own, so that it outlives
-the engine and a restarted engine finds its cache warm. The agent exits by itself after
-minutes without connections. While an engine runs, `Reviver` replaces an agent that died.
+folder spawns `python -m kvist_connector` in a session of its own and as nobody's child, so
+that it outlives the engine and a restarted engine finds its cache warm. The agent exits by
+itself after minutes without connections. While an engine runs, `Reviver` replaces an agent
+that died.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ IDLE_EXIT = 300  # seconds without connections
 START_DEADLINE = 60.0
 MAX_SOCKET_PATH = 107  # bytes, Linux's sockaddr_un
 REVIVE_PAUSE = 10.0  # seconds; an agent that dies at once is not started in a tight loop
+# Starts the agent and ends: an engine that stops kills all of its own descendants.
+LAUNCHER = """
+import subprocess, sys
+print(subprocess.Popen(sys.argv[1:], stdout=sys.stderr, start_new_session=True).pid)
+"""
 
 
 @dataclass(frozen=True)
@@ -97,12 +103,12 @@ def ensure_agent(settings: SpawnSettings, deadline: float = START_DEADLINE) -> P
         os.close(lock)
         return settings.socket
     try:
-        process = _spawn(settings)
+        agent = _spawn(settings, deadline)
     except OSError:
         os.close(lock)
         raise
     threading.Thread(
-        target=_hold_until_listening, args=(lock, process, settings, deadline), daemon=True
+        target=_hold_until_listening, args=(lock, agent, settings, deadline), daemon=True
     ).start()
     return settings.socket
 
@@ -155,29 +161,41 @@ def listening(path: Path) -> bool:
         return True
 
 
-def _spawn(settings: SpawnSettings) -> subprocess.Popen[bytes]:
+def _spawn(settings: SpawnSettings, deadline: float) -> int:
+    """The agent's pid."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KVIST_AGENT_")}
     with settings.log.open("ab") as log:
-        return subprocess.Popen(
-            settings.command(),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env=environment,
-        )
+        try:
+            launched = subprocess.run(
+                [sys.executable, "-I", "-S", "-c", LAUNCHER, *settings.command()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                timeout=deadline,
+                check=True,
+            )
+        except subprocess.SubprocessError as error:
+            raise OSError(f"the Kvist agent was not started, see {settings.log}: {error}") from error
+    return int(launched.stdout)
 
 
-def _hold_until_listening(
-    lock: int, process: subprocess.Popen[bytes], settings: SpawnSettings, deadline: float
-) -> None:
+def _ended(pid: int) -> bool:
+    """Whether a process is gone, or waits to be reaped by whose child it has become."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return True
+    return status.rpartition(b")")[2].split()[0] in (b"Z", b"X")
+
+
+def _hold_until_listening(lock: int, agent: int, settings: SpawnSettings, deadline: float) -> None:
     end = time.monotonic() + deadline
     pause = threading.Event()
     try:
-        while time.monotonic() < end and process.poll() is None and not listening(settings.socket):
+        while time.monotonic() < end and not _ended(agent) and not listening(settings.socket):
             pause.wait(0.05)
-        if process.poll() is not None:
-            logger.error("the Kvist agent ended with status %s; see %s", process.poll(), settings.log)
+        if _ended(agent):
+            logger.error("the Kvist agent ended as it started; %s says why", settings.log)
     finally:
         os.close(lock)
-    process.wait()  # reap it when it exits before the engine does

@@ -82,6 +82,16 @@ def test_many_processes_at_once_share_one_agent(settings):
     assert [process.pid for process in agents(settings.folder)] == [before.pid]  # it outlives them
 
 
+def test_an_engine_that_kills_its_descendants_leaves_the_agent(settings):
+    command = [sys.executable, "-c", IN_ANOTHER_PROCESS, str(settings.folder), "600"]
+    engine = subprocess.Popen(command, stdin=subprocess.PIPE)
+    until(lambda: listening(settings.socket))
+    (agent,) = agents(settings.folder)
+    assert agent not in psutil.Process(engine.pid).children(recursive=True)
+    engine.stdin.close()
+    assert engine.wait(60) == 0
+
+
 def test_an_agent_without_connections_leaves(folder):
     ensure_agent(SpawnSettings(folder, "64Mi", idle_exit=0.3))
     until(lambda: (folder / "agent.log").exists() and "leaving" in (folder / "agent.log").read_text())
@@ -117,7 +127,7 @@ def test_a_killed_agent_is_replaced_while_the_engine_runs(settings):
 def test_an_agent_that_cannot_start_is_named_with_its_log(folder, caplog):
     settings = SpawnSettings(folder, "not a quantity")
     ensure_agent(settings)
-    until(lambda: "ended with status" in caplog.text)
+    until(lambda: "ended as it started" in caplog.text)
     assert str(settings.log) in caplog.text
     assert "memory" in settings.log.read_text()
 
