@@ -111,8 +111,10 @@ class Feed:
                     sequence=sequence, load=EngineLoad(), speeds=(), chunk_bytes=0, engine_connected=True
                 )
                 frames += encode(load)
-            if frames:
+            try:
                 await response.write(frames)
+            except ConnectionResetError:
+                break  # the router has ended
             due = max(due + TICK_SECONDS, time.monotonic() - 1.0)
             await asyncio.sleep(due - time.monotonic())
         return response
