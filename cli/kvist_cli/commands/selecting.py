@@ -216,7 +216,7 @@ def changed(verb: str, answer: Answer) -> str:
     """What a replica did, or would do."""
     would = "would be " if answer.get("dry_run") else ""
     remarks = {
-        "leased": "in use stay",
+        "leased": "in use until their requests end" if verb == "retired" else "in use stay",
         "pinned": "pinned stay",
         "missing": "could not be had",
         "refused": "found no room",

@@ -145,7 +145,10 @@ class Retire:
             core.authority.known = wanted
         doomed = [] if wanted == before else self._doomed(wanted)
         sizes = [core.catalog.index(tier).get(key) for key in doomed for tier in core.catalog.tiers_of(key)]
-        leased = sum(getattr(core.catalog.resident(key), "leases", 0) > 0 for key in doomed)
+        if doomed:
+            core.memory.settle_fresh()  # what is kept because it is new is in nobody's use
+        present = [chunk for key in doomed if (chunk := core.catalog.resident(key)) is not None]
+        leased = sum(core.catalog.is_leased(chunk) for chunk in present)
         if not dry_run and wanted != before:
             self._purge(doomed)
             core.tell_retired()

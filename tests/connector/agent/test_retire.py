@@ -163,10 +163,14 @@ async def test_a_prefix_takes_what_follows_a_gap_on_disk(world):
 
 async def test_dry_run_changes_nothing_and_twice_changes_no_more(world):
     await world.store(CHAINS[0], ("a",))
+    await world.harness.written()
     would = await world.retire.retire({"tag": "a", "epoch": 7, "dry_run": True})
-    assert (would["chunks"], world.retire.known.epoch) == (3, 0)
+    assert (would["chunks"], would["leased"], world.retire.known.epoch) == (3, 0, 0)
     assert await world.served(CHAINS[0]) == 3
-    await world.retire.retire({"tag": "a", "epoch": 7})
+    await world.engine.lookup(CHAINS[0][:2], "running", release=False)
+    await world.settled()
+    did = await world.retire.retire({"tag": "a", "epoch": 7})
+    assert (did["chunks"], did["leased"]) == (3, 2)
     again = await world.retire.retire({"tag": "a", "epoch": 7})
     assert (again["chunks"], again["epoch"]) == (0, 7)
 
