@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kvist_cli.folders import expanded, state_folder
-from kvist_cli.local.state import STATE_FILE, ClusterState, RunFolder
+from kvist_cli.local.state import LOCK_FILE, STATE_FILE, ClusterState, RunFolder
 from kvist_connector.errors import ConfigError
 from kvist_operator.plan import Role
 
 
 def known_clusters(environment: Mapping[str, str]) -> list[str]:
-    """Names of the clusters with a state on this machine."""
+    """Names of the clusters with a state on this machine; what has no lock is no supervisor's (e2e's bed)."""
     folder = state_folder(environment)
-    return sorted(p.name for p in folder.iterdir() if (p / STATE_FILE).is_file()) if folder.is_dir() else []
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(p.name for p in found if (p / STATE_FILE).is_file() and (p / LOCK_FILE).is_file())
 
 
 def find(name: str | None, run_dir: Path | None, environment: Mapping[str, str]) -> RunFolder:

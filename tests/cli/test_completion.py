@@ -14,11 +14,19 @@ _KVIST = "import sys; sys.argv = ['kvist']; from kvist_cli.__main__ import main;
 
 @pytest.mark.parametrize("command", ["down", "status"])
 def test_names_of_clusters_are_completed(tmp_path: Path, command: str) -> None:
-    for name in ("tiny", "tall", "other", "never-started"):
+    files = {"state.json", "lock"}
+    clusters = {
+        "tiny": files,
+        "tall": files,
+        "other": files,
+        "the-other-kind": {"state.json"},
+        "t-ended": {"lock"},
+    }
+    for name, kept in clusters.items():
         folder = tmp_path / "kvist" / name
         folder.mkdir(parents=True)
-        if name != "never-started":
-            (folder / "state.json").touch()
+        for file in kept:
+            (folder / file).touch()
     asked = {"_KVIST_COMPLETE": "complete_bash", "COMP_WORDS": f"kvist {command} t", "COMP_CWORD": "2"}
     done = subprocess.run(
         [sys.executable, "-c", _KVIST],
