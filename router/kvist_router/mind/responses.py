@@ -77,7 +77,8 @@ class ResponseFinder:
 def _unknown(response: str) -> Refusal:
     return Refusal(
         404,
-        f"no replica has the response {response!r}; engines keep them only when told to, and until they end",
+        f"no replica has the response {response!r}; engines keep them, until they end, only with "
+        "VLLM_ENABLE_RESPONSES_API_STORE=1 in their environment",
         param="response_id",
         code="response_not_found",
     )
