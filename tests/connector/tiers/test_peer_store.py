@@ -301,6 +301,10 @@ async def test_a_reader_that_hangs_is_cut_off_at_the_deadline(shelf):
     async with listening(api.application()) as url:
         reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"), limit=1024)
         writer.write(f"GET {names.PATH_PEER_CHUNKS}/{NAME.hex()} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        begun = asyncio.get_running_loop().time()
+        while not api.counts["peer_late"]:  # nobody reads meanwhile: a quick machine would have sent it all
+            await asyncio.sleep(0)
+            assert asyncio.get_running_loop().time() - begun < DEADLINE
         async with asyncio.timeout(DEADLINE):
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                 await reader.readexactly(64 << 20)
