@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -44,11 +45,16 @@ class Client:
 
     base: str
     model: str
+    key: str = ""
+    """An API key; none is sent when it is empty."""
+    trust: ssl.SSLContext | None = None
+    """Of https."""
 
     def complete(self, prompt: str = PROMPT, tokens: int = 8, seconds: float = 120) -> Answer:
         """A greedy completion. BedError with what the router said."""
         try:
-            with urllib.request.urlopen(self.completion(prompt, tokens), timeout=seconds) as answer:
+            request = self.completion(prompt, tokens)
+            with urllib.request.urlopen(request, timeout=seconds, context=self.trust) as answer:
                 said, headers = json.load(answer), answer.headers
         except urllib.error.HTTPError as error:
             raise BedError(f"the router answered {error.code}: {error.read(2000).decode()}") from error
@@ -57,10 +63,11 @@ class Client:
     def completion(self, prompt: str, tokens: int, **more: Any) -> urllib.request.Request:
         """To be sent; `more`: further fields of the body."""
         body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, **more}
+        authorization = {"authorization": f"Bearer {self.key}"} if self.key else {}
         return urllib.request.Request(
             f"{self.base}/v1/completions",
             data=json.dumps(body).encode(),
-            headers={"content-type": "application/json"},
+            headers={"content-type": "application/json", **authorization},
         )
 
     def chat(self, content: str = PROMPT, tokens: int = 8, seconds: float = 120) -> Answer:
