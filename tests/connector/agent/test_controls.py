@@ -1,12 +1,14 @@
 """Controls by selector: pin, unpin, prefetch, clear, move, over a real engine connection and a disk tier."""
 
+import asyncio
+
 import pytest
 
 from kvist_connector.agent.selection import RequestError
 from kvist_connector.errors import TierError
 from kvist_connector.protocol import engine as wire
 from kvist_connector.protocol.tiers import Tier
-from kvist_connector.testing.agent_parts import AgentParts
+from kvist_connector.testing.agent_parts import DEADLINE, AgentParts
 from kvist_connector.testing.agent_parts import keys_of as keys
 from kvist_connector.testing.fake_engine import Connection, FakeEngine
 
@@ -103,10 +105,11 @@ async def test_a_pinned_chunk_is_not_evicted_until_the_pin_ends(agent):
 
 
 async def test_pins_expire_by_themselves(agent):
-    harness, _ = agent
-    await harness.parts.controls.edits.pin({"tokens": TOKENS, "seconds": 1e-6})
-    harness.parts.pins.expire()
-    assert harness.parts.controls.stats()["pinned"] == 0
+    harness, engine = agent
+    assert (await harness.parts.controls.edits.pin({"tokens": TOKENS, "seconds": 1e-6}))["chunks"] == 6
+    async with asyncio.timeout(DEADLINE):
+        while harness.parts.controls.stats()["pinned"]:
+            await settled(engine)  # each is a question that waits for its answer
     assert (await harness.parts.controls.edits.clear({"tier": "memory"}))["pinned"] == 0
 
 
