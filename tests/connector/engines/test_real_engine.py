@@ -300,17 +300,18 @@ def test_flipped_bytes_on_disk_are_recomputed(engine, agent):
 
 
 def run_spawned_engine(model, folder):
-    """What spawned_engine.py prints, in a process of its own."""
+    """What spawned_engine.py prints, in a process of its own, and what Kvist says in the engine's log."""
     script = Path(__file__).with_name("spawned_engine.py")
     command = [sys.executable, str(script), str(model), folder]
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=240)
-    (line,) = [line for line in ran.stdout.splitlines() if line.startswith('{"cached"')]
-    return json.loads(line)
+    lines = ran.stdout.splitlines()
+    (line,) = [line for line in lines if line.startswith('{"cached"')]
+    return json.loads(line), [line for line in lines if "Kvist" in line and "INFO" in line]
 
 
 def test_an_engine_without_an_agents_address_spawns_one(smollm2):
     with tempfile.TemporaryDirectory(prefix="kvist-own-", dir="/dev/shm") as folder:
-        first, second = (run_spawned_engine(smollm2, folder) for _ in range(2))
+        (first, said), (second, _) = (run_spawned_engine(smollm2, folder) for _ in range(2))
         for process in psutil.process_iter(["cmdline"]):
             if f"{folder}/agent.sock" in (process.info["cmdline"] or []):
                 process.terminate()
@@ -318,3 +319,4 @@ def test_an_engine_without_an_agents_address_spawns_one(smollm2):
     assert first["cached"] == [0, 512]  # loaded after its own prefix cache was dropped
     assert second["cached"] == [512, 512]  # the agent outlived the first engine
     assert first["tokens"][0] == first["tokens"][1] == second["tokens"][0]
+    assert any("Kvist agent ready: memory for " in line and folder in line for line in said)

@@ -34,6 +34,7 @@ from kvist_connector.engines.vllm.backends import describe_backends
 from kvist_connector.engines.vllm.config import EngineConfig, own_folder, read_config
 from kvist_connector.engines.vllm.fingerprint import GROUP, describe_engine, fingerprint
 from kvist_connector.engines.vllm.layout import describe, layer_index, read_pages, read_values
+from kvist_connector.engines.vllm.logs import speak_through_vllm
 from kvist_connector.engines.vllm.metadata import StepPlan
 from kvist_connector.engines.vllm.scheduler import SchedulerHalf
 from kvist_connector.engines.vllm.worker import WorkerHalf
@@ -64,6 +65,7 @@ class KvistConnector(KVConnectorBase_V1, SupportsHMA):
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        speak_through_vllm()
         self._config = read_config(vllm_config, kv_cache_config)
         socket, revive = find_agent(self._config)
         self._scheduler: SchedulerHalf | None = None

@@ -411,8 +411,13 @@ class SchedulerHalf:
             self._ledger.reset()  # formatted anew on this connection: grants and answers are void
             for state in self._states.values():
                 state.forget_agent()
-        self._lookups.enabled = self._lookups.enabled and arena.geometry.slots > 0
-        self._ledger.known.grow(4 * arena.geometry.slots)
+        slots, chunk = arena.geometry.slots, arena.geometry.chunk_tokens
+        self._lookups.enabled = self._lookups.enabled and slots > 0
+        if slots:
+            logger.info(
+                "Kvist agent ready: memory for %d tokens in %d chunks, %s", slots * chunk, slots, arena.path
+            )
+        self._ledger.known.grow(4 * slots)
         for state in self._states.values():
             if changed:
                 state.root, state.keys = b"", []
