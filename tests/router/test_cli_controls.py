@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from kvist_cli.app import app
 from kvist_connector.testing.agent_process import AgentProcess
+from kvist_connector.testing.fake_engine import FakeEngine as Engine
 from kvist_router.testing.engine import FakeEngine
 
 REFUSED = {
@@ -65,6 +66,23 @@ async def test_one_replica_alone_is_asked(admin: str) -> None:
 async def test_a_tenant_is_the_routers_to_know(admin: str) -> None:
     done = await run("lookup", "--key", "00" * 16, "--tenant", "batch", "--router", admin)
     assert (done.exit_code, "tenant goes with tokens, text or messages" in done.output) == (1, True)
+
+
+@pytest.mark.parametrize("by_router", [True, False], ids=["router", "agent"])
+async def test_a_tier_that_was_not_told_of_a_retirement_is_named(
+    router: Any, tmp_path: Path, by_router: bool
+) -> None:
+    agent = await AgentProcess.start(tmp_path, memory="8Mi", redis__urls="redis://127.0.0.1:1/0")
+    tier_user = await Engine.start(agent.socket)
+    async with FakeEngine() as served:
+        admin = (await router(replicas=[{"name": "a", "url": served.url, "agent": agent.url}])).admin_url
+        whom = ("--router", admin) if by_router else ("--agent", agent.url)
+        done = await run("retire", "--tag", "old", *whom, COLUMNS="200")
+    await tier_user.stop()
+    await agent.terminate()
+    assert done.exit_code == 1
+    assert "retired, not told yet: redis\n" in done.output
+    assert f"incomplete: {'a' if by_router else agent.url.removeprefix('http://')}\n" in done.output
 
 
 async def test_everything_cannot_be_retired() -> None:

@@ -99,7 +99,7 @@ Examples:
 What was computed before is not served any more, by no tier and no engine, also after restarts; what is
 computed from now on is. An engine's own blocks go before its next request: until then `kvist lookup` names
 gpu for them. `incomplete` names replicas that do not know it yet, to which routers send nothing
-until they do, or whose Redis or object store did not take the rule yet (`unpublished` with --json).
+until they do, or whose Redis or object store did not take the rule yet: `not told yet` names those.
 """
 _TIERS: Final = ("memory", "disk", "redis", "object")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

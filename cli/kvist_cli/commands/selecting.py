@@ -175,7 +175,7 @@ def answers(chosen: Chosen, path: str, body: Answer, prefer_router: bool = False
         refusal = refusal_of(answer)
         if refusal is not None:
             raise AskError(refusal)
-    return Found(found, [])
+    return Found(found, [name for name, answer in found.items() if answer.get("complete") is False])
 
 
 def _those(urls: dict[str, str], names: list[str]) -> dict[str, str]:
@@ -225,6 +225,8 @@ def changed(verb: str, answer: Answer) -> str:
     if would and answer.get("shared"):
         # The first replica to be asked removes them for all.
         more += f", {answer['shared']} of them in shared tiers, counted for each replica"
+    if answer.get("unpublished"):
+        more += f", not told yet: {', '.join(answer['unpublished'])}"
     size = format_bytes(answer["bytes"])
     if "bytes_after" in answer and not would:
         size = f"{size} to {format_bytes(answer['bytes_after'])}"
