@@ -41,9 +41,9 @@ class SpawnSettings:
     """What a spawned agent is given."""
 
     folder: Path
-    memory: str
+    memory: int | str
     disk: str | None = None
-    disk_size: str | None = None
+    disk_size: int | None = None
     idle_exit: float = IDLE_EXIT
 
     @property
@@ -65,13 +65,13 @@ class SpawnSettings:
         """The agent's command line."""
         command = [
             sys.executable, "-m", "kvist_connector", "--replica", "local",
-            "--socket", str(self.socket), "--arena", str(self.arena), "--memory", self.memory,
+            "--socket", str(self.socket), "--arena", str(self.arena), "--memory", str(self.memory),
             "--http.port", "0", "--idle-exit", str(self.idle_exit),
         ]  # fmt: skip
         if self.disk is not None:
             command += ["--disk.path", self.disk]
         if self.disk_size is not None:
-            command += ["--disk.size", self.disk_size]
+            command += ["--disk.size", str(self.disk_size)]
         return command
 
 

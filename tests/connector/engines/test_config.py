@@ -75,7 +75,30 @@ def test_a_wrong_type_is_refused_with_its_name(engine_config):
         read_config(engine_config({"memory": ["1Gi"]}), kv_cache_config(100))
 
 
-@pytest.mark.parametrize("name", ["disk", "disk_size", "folder"])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"memory": "1Gx"}, r"\.memory: '1Gx' is not valid: .* such as 512Mi"),
+        ({"memory": "-1Gi"}, r"\.memory: '-1Gi' is not valid"),
+        ({"disk": "/d", "disk_size": "0"}, r"\.disk_size: '0' is not valid"),
+        ({"disk_size": "4Gi"}, r"\.disk_size: .* give kv_connector_extra_config\.disk too"),
+        ({"disk": ""}, r"\.disk: '' is not valid"),
+        ({"folder": ""}, r"\.folder: '' is not valid"),
+        ({"agent": ""}, r"\.agent: '' is not valid"),
+    ],
+)
+def test_what_its_agent_would_not_start_with_is_refused_by_the_engine(engine_config, given, said):
+    with pytest.raises(ConfigError, match=said):
+        read_config(engine_config(given), kv_cache_config(100))
+
+
+@pytest.mark.parametrize("memory", ["512Mi", 512 * 1024**2, "536870912"])
+def test_sizes_are_numbers_or_quantities(engine_config, memory):
+    extra = read_config(engine_config({"memory": memory}), kv_cache_config(100)).extra
+    assert extra.memory == 512 * 1024**2
+
+
+@pytest.mark.parametrize("name", ["memory", "disk", "disk_size", "folder"])
 def test_settings_of_a_spawned_agent_beside_a_given_one_are_refused(engine_config, name):
     with pytest.raises(ConfigError, match=f"{name}: belongs to a spawned agent.*remove one of the two"):
         read_config(engine_config({"agent": "/run/agent.sock", name: "1Gi"}), kv_cache_config(100))

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from kvist_connector.errors import ConfigError, UnsupportedError
 from kvist_connector.keys import CHUNK_TOKENS
+from kvist_connector.quantity import Quantity
 from kvist_connector.settings import Settings, validate
 
 if TYPE_CHECKING:
@@ -28,12 +29,23 @@ WHERE = "kv_connector_extra_config"
 class ExtraConfig(Settings):
     """`kv_connector_extra_config` of `--kv-transfer-config`."""
 
-    agent: str | None = Field(None, description="path of the agent's socket; absent: an agent is spawned")
-    memory: str = Field("1Gi", description="memory tier of a spawned agent, bytes or quantity")
-    disk: str | None = Field(None, description="folder of a spawned agent's disk tier; absent: no disk tier")
-    disk_size: str | None = Field(None, description="byte limit of a spawned agent's disk tier")
+    agent: str | None = Field(
+        None, min_length=1, description="path of the agent's socket; absent: an agent is spawned"
+    )
+    memory: Quantity = Field(
+        1024**3, description="memory tier of a spawned agent, bytes or quantity (8Gi); default 1Gi"
+    )
+    disk: str | None = Field(
+        None, min_length=1, description="folder of a spawned agent's disk tier; absent: no disk tier"
+    )
+    disk_size: Quantity | None = Field(
+        None,
+        gt=0,
+        description="most bytes of a spawned agent's disk tier, bytes or quantity (20Gi); default 10Gi",
+    )
     folder: str | None = Field(
         None,
+        min_length=1,
         description="where a spawned agent keeps socket, arena and log; default /dev/shm/kvist-<uid>/<model>",
     )
     revision: str = Field("", description="user-set part of the weights identity; change it with the weights")
@@ -104,10 +116,12 @@ def own_folder(config: EngineConfig) -> Path:
 
 
 def _check_extra(extra: ExtraConfig) -> None:
+    if extra.disk_size is not None and extra.disk is None and extra.agent is None:
+        raise ConfigError(f"{WHERE}.disk_size: is of a disk tier, but there is none: give {WHERE}.disk too")
     if extra.agent is None:
         return
-    for name in ("disk", "disk_size", "folder"):
-        if getattr(extra, name) is not None:
+    for name in ("memory", "disk", "disk_size", "folder"):
+        if name in extra.model_fields_set and getattr(extra, name) is not None:
             raise ConfigError(
                 f"{WHERE}.{name}: belongs to a spawned agent, but {WHERE}.agent names a running one; "
                 "remove one of the two"
