@@ -256,7 +256,7 @@ async def test_a_peer_that_hangs_in_the_middle_is_what_was_read_so_far(start, ly
     assert second.counts["peer_failed"] >= 1
 
 
-async def test_a_peer_that_is_gone_is_a_miss_and_its_return_is_noticed(start):
+async def test_a_peer_that_is_gone_is_a_miss_and_its_return_is_noticed(start, caplog):
     first = await start()
     await first.computed(keys(4))
     second = await start(first, peer={"pause": 0.001})
@@ -272,6 +272,8 @@ async def test_a_peer_that_is_gone_is_a_miss_and_its_return_is_noticed(start):
         while not (await reader.lookup(keys(4))).refs:
             pass  # each lookup waits for its answer
     assert reader.holds(keys(4), await reader.lookup(keys(4)))
+    told = [record.getMessage().partition(": ")[0] for record in caplog.records]
+    assert told.count(f"peer {first.url}") == 1
     await second.check()
 
 

@@ -80,7 +80,7 @@ async def test_a_fault_of_s3_is_a_miss_told_once_and_over_when_it_is_over(
     assert set(told.values()) == {1}
 
 
-async def test_a_body_that_breaks_off_while_it_is_read_is_never_served(start, s3, settings):
+async def test_a_body_that_breaks_off_while_it_is_read_is_never_served(start, s3, settings, warnings_of):
     """The answer to the question is short enough to pass, the chunk is not."""
     _, proxy = s3
     agent = await start(object_store=settings)
@@ -88,7 +88,9 @@ async def test_a_body_that_breaks_off_while_it_is_read_is_never_served(start, s3
     await agent.written()
     proxy.turn(Cut(after=9000))
     assert await agent.found(keys_of(6)) == []
+    assert await agent.found(keys_of(6)) == []
     assert (await agent.stats())["tier_counters"]["object"]["read_failed"] >= 1
+    assert warnings_of(Tier.OBJECT)["read_failed"] == 1
     proxy.turn(Pass())
     await agent.until_answers(Tier.OBJECT, True)
     assert await agent.found(keys_of(6)) == [Tier.OBJECT] * 6
