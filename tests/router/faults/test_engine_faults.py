@@ -91,6 +91,34 @@ async def test_a_burst_of_5xx_is_retried_within_the_budget_and_then_kept_away(ro
         await at_rest(running)
 
 
+async def test_when_every_engine_fails_retries_end_with_the_budget_and_what_is_answered_earns_more(
+    router, http, at_rest
+) -> None:
+    bad = says(b"HTTP/1.1 503 No\r\ncontent-length: 2\r\n\r\nno", "go on")
+    async with RawEngine(bad) as one, RawEngine(bad) as two:
+        running = await router(
+            replicas=[{"name": "one", "url": one.url}, {"name": "two", "url": two.url}],
+            policy="round-robin",
+            limits={"retry_ratio": 0.25},
+            health={"interval_seconds": 3600, "breaker_failures": 10**6},
+        )
+
+        async def retries(requests: int) -> int:
+            before = one.asked + two.asked
+            found = [await ask(http, running.url) for _ in range(requests)]
+            assert {status for status, _, _ in found} == {503}
+            return one.asked + two.asked - before - requests
+
+        # Ten at the start, and a quarter for each request: 12 of them have one each, then every fourth has.
+        assert await retries(12) == 12
+        assert 8 <= await retries(40) <= 11
+        one.script = two.script = well
+        assert [await ask(http, running.url) for _ in range(40)] == [(200, b"{}", True)] * 40
+        one.script = two.script = bad
+        assert await retries(10) == 10
+        await at_rest(running)
+
+
 async def test_an_engine_that_stops_answering_gets_nothing_after_the_stated_checks(
     router, http, until, at_rest
 ) -> None:
@@ -118,7 +146,7 @@ async def test_an_engine_that_stops_answering_gets_nothing_after_the_stated_chec
         assert await page(http, running.url, "/readyz") == 200
 
 
-async def test_health_pages_tell_the_truth_while_engines_come_and_go(router, http, until) -> None:
+async def test_health_pages_tell_the_truth_while_engines_come_and_go(router, http, until, at_rest) -> None:
     async with RawEngine() as engine:
         running = await router(
             replicas=[{"url": engine.url}], health={"interval_seconds": 0.05, "timeout_seconds": 0.5}
@@ -136,10 +164,11 @@ async def test_health_pages_tell_the_truth_while_engines_come_and_go(router, htt
         engine.silent = False
         await until(lambda: replica.healthy)
         assert await page(http, running.url, "/readyz") == 200
+        await at_rest(running)
 
 
 async def test_a_name_that_no_longer_resolves_takes_the_engine_out_until_it_does(
-    router, http, until, monkeypatch
+    router, http, until, at_rest, monkeypatch
 ) -> None:
     def gone(host: str, *more: Any, **named: Any) -> Any:
         if host == "localhost":
@@ -166,6 +195,7 @@ async def test_a_name_that_no_longer_resolves_takes_the_engine_out_until_it_does
         async with asyncio.timeout(60):
             while named.asked == asked:
                 assert await ask(http, running.url) == (200, b"{}", True)
+        await at_rest(running)
 
 
 async def test_a_body_that_an_engine_does_not_read_ends_with_the_deadline(router, http, at_rest) -> None:
