@@ -123,6 +123,10 @@ def test_an_agent_that_does_not_answer_is_named(unused_tcp_port: int) -> None:
             "--replica y:1: no such replica; did you mean 'x:1'?",
         ),
         (["lookup", "--agent", "http://x", "--tokens", "/nope"], "--tokens /nope: must hold token ids"),
+        (
+            ["lookup", "--agent", "http://x", "--text", "what is a KV cache?"],
+            "--text what is a KV cache?: cannot be read: No such file or directory; give the path of a file",
+        ),
         (["up", "-f", "/nope.yaml"], "/nope.yaml: cannot be read"),
         (["up", "-f", "/nope.yaml", "--port-engine", "70000"], "ports.engine: 70000 is not valid"),
         (["up", "-f", "/nope.yaml", "--backoff", "inf"], "backoff: inf is not valid"),

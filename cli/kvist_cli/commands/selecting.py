@@ -257,7 +257,11 @@ def _messages(path: Path) -> Answer:
 def _read(path: Path, option: str) -> str:
     try:
         return _stdin() if str(path) == "-" else path.read_text()
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ConfigError(
+            f"{option} {path}: cannot be read: {error.strerror}; give the path of a file, or - for stdin"
+        ) from error
+    except ValueError as error:
         raise ConfigError(f"{option} {path}: cannot be read: {error}") from error
 
 
