@@ -1,4 +1,4 @@
-"""What engines reused is counted for its model, tenant and replica, by requests, tokens and prefill seconds."""
+"""What engines reused is counted by model, tenant and replica: requests, tokens and prefill seconds."""
 
 from __future__ import annotations
 
