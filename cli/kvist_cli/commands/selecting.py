@@ -218,7 +218,7 @@ def changed(verb: str, answer: Answer) -> str:
     remarks = {
         "leased": "in use until their requests end" if verb == "retired" else "in use stay",
         "pinned": "pinned stay",
-        "missing": "could not be had",
+        "missing": "are not here: prefetch them" if verb == "pinned" else "could not be had",
         "refused": "found no room",
     }
     more = "".join(f", {answer[key]} {text}" for key, text in remarks.items() if answer.get(key))

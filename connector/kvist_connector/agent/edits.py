@@ -87,16 +87,19 @@ class Edits:
         return [tier for tier in (Tier.MEMORY, *self._lower) if tier not in (*SHARED_TIERS, Tier.PEER)]
 
     async def pin(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Keep chunks from eviction for a time; `refused` ones found no room."""
+        """Keep chunks from eviction for a time; `missing`: in no own tier, `refused`: found no room."""
         asked = typed(body, PinBody)
         if not 0 < asked.seconds <= MAX_PIN_SECONDS:
             raise RequestError(f"{asked.seconds} is not within 0 to {MAX_PIN_SECONDS:.0f} seconds", "seconds")
-        chunks = await self._found(asked)
+        found = await self._found(asked)
+        # A pin holds what we evict: it would say too much of what only a peer or a shared tier has.
+        chunks = [chunk for chunk in found if any(self._is_in(chunk.key, tier) for tier in self.own)]
+        missing = len(found) - len(chunks)
         fresh = sum(not self._pins.holds(chunk.key) for chunk in chunks)
         refused = max(0, fresh - self._pins.room)
         if not asked.dry_run:
             chunks = self._pins.pin(chunks, asked.seconds)
-        return self._answer(chunks, asked.dry_run, refused=refused)
+        return self._answer(chunks, asked.dry_run, missing=missing, refused=refused)
 
     async def unpin(self, body: dict[str, Any]) -> dict[str, Any]:
         """End pins."""

@@ -85,6 +85,18 @@ async def test_what_one_agent_stored_another_loads(cluster):
     await engine.stop()
 
 
+async def test_what_only_a_shared_tier_has_is_not_pinned(cluster):
+    _, second, engine = await stocked(cluster)
+    edits, asked = second.parts.controls.edits, {"keys": [key.hex() for key in keys(6)]}
+    told = [await edits.pin({**asked, "dry_run": dry_run}) for dry_run in (True, False)]
+    assert [(answer["chunks"], answer["missing"]) for answer in told] == [(0, 6)] * 2
+    assert second.parts.controls.stats()["pinned"] == 0
+    await edits.prefetch(asked)
+    answer = await edits.pin(asked)
+    assert (answer["chunks"], answer["missing"]) == (6, 0)
+    await engine.stop()
+
+
 async def test_a_chunk_is_sent_once_for_the_cluster(cluster):
     _, second, engine = await stocked(cluster)
     await engine.store(keys(6))
