@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from kvist_connector import names
+from kvist_operator.render.kube.pods import TOKEN_FILE
 from testbed.backends import certificate, secret
 from testbed.client import Answer, Client
 from testbed.host_folders import Object
@@ -33,6 +35,18 @@ pytestmark = [pytest.mark.e2e_pod, pytest.mark.full, pytest.mark.timeout(1500)]
 NAME = "demo"
 HOST = "llm.example"
 RESEARCH, BATCH, NOBODY, STRANGER = "key-of-research", "key-of-batch", "key-of-nobody", "no-key-at-all"
+ADMIN = "token-of-the-admin-port"
+# Asks the admin port from within the router's pod, with a token or with that of a file; prints the status.
+ASK = """
+import pathlib, sys, urllib.error, urllib.request
+path, token = sys.argv[1:]
+token = pathlib.Path(token).read_text().strip() if token.startswith("/") else token
+asked = urllib.request.Request(f"http://127.0.0.1:8081{path}", headers={"Authorization": f"Bearer {token}"})
+try:
+    print(urllib.request.urlopen(asked, timeout=30).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
 A_MINUTE = 6  # requests of `batch`
 REUSED = 512  # tokens of one prompt: what two chunks hold
 # A mounted Secret changes within kubelet's period of a minute and what it keeps of the object for as long.
@@ -48,7 +62,7 @@ def manifest() -> Object:
     made = cache_cluster(NAME)
     made["spec"]["engine"]["extraArgs"] = ["--enable-prompt-tokens-details"]
     made["spec"]["router"] |= {
-        "auth": {"apiKeys": {"name": "keys"}},
+        "auth": {"apiKeys": {"name": "keys"}, "adminToken": {"name": "admin"}},
         "tenants": [
             {"name": "research", "apiKeys": {"name": "research"}, "weight": 2, "cacheTokens": 100_000},
             {"name": "batch", "apiKeys": {"name": "batch"}, "priority": 10, "requestsPerMinute": A_MINUTE},
@@ -93,7 +107,7 @@ def town(kubectl: Kubectl, crd: str, node: str, tmp_path_factory: pytest.TempPat
         apply(
             kubectl, namespace, secret("router", **router), secret("agents", **agents),
             secret("keys", token=hashed(NOBODY)), secret("research", token=hashed(RESEARCH)),
-            secret("batch", token=hashed(BATCH)),
+            secret("batch", token=hashed(BATCH)), secret("admin", token=ADMIN),
         )  # fmt: skip
         with served(kubectl, namespace, manifest(), tmp_path_factory.mktemp("story")) as cluster:
             cluster.settled(1200)
@@ -129,6 +143,18 @@ def test_a_key_opens_and_nothing_else_does(town: Town) -> None:
     plain = replace(town.anybody, base=town.anybody.base.replace("https://", "http://"), trust=None)
     with pytest.raises((urllib.error.URLError, http.client.HTTPException, OSError)):
         refusal(plain)
+
+
+def test_the_admin_port_takes_its_own_token_alone(kubectl: Kubectl, town: Town) -> None:
+    def status(path: str, token: str) -> int:
+        where = (f"deployment/{NAME}-router", f"--namespace={town.cluster.namespace}")
+        return int(kubectl("exec", *where, "--", "python3", "-c", ASK, path, token))
+
+    assert status(names.PATH_DECISIONS, ADMIN) == 200
+    for token in (TOKEN_FILE, RESEARCH):
+        assert status(names.PATH_DECISIONS, token) == 401
+    # The operator has none and sees the engines all the same, else the cluster would not be settled.
+    assert status(names.PATH_REPLICAS, "none") == 200
 
 
 def test_tenants_never_hit_each_others_state(town: Town) -> None:

@@ -112,7 +112,12 @@ async def _controls(
 
 
 def _guard(settings: RouterSettings) -> Guard:
-    return Guard(settings.admin_token_file, settings.agent.token_file, settings.admin_host in LOOPBACK)
+    return Guard(
+        settings.admin_token_file,
+        settings.agent.token_file,
+        settings.admin_host in LOOPBACK,
+        settings.admin_list_free,
+    )
 
 
 @asynccontextmanager

@@ -270,6 +270,11 @@ class RouterSettings(Settings):
         description="file with the admin port's own bearer token, read at every request; none: controls and "
         "decisions take the agents' token, and need none on a loopback admin_host without it",
     )
+    admin_list_free: bool = Field(
+        default=False,
+        description="the list of replicas needs no token, as under the operator, although there is an "
+        "admin_token_file",
+    )
     relays: int | None = Field(
         default=None,
         ge=0,

@@ -44,6 +44,20 @@ def test_the_router_reads_what_the_spec_says() -> None:
     assert (blue.weight, blue.tokens_per_minute, blue.priority) == (1.0, None, -1)
 
 
+def test_the_admin_port_has_a_token_of_its_own_and_the_operator_its_list() -> None:
+    found = validate(RouterSettings, settings(auth={"adminToken": {"name": "admin"}}))
+    assert str(found.admin_token_file) == "/etc/kvist/access/admin-token"
+    assert found.admin_list_free
+    (source,) = next(
+        item for item in pod(auth={"adminToken": {"name": "admin"}})["volumes"] if item["name"] == "access"
+    )["projected"]["sources"]
+    assert (source["secret"]["name"], source["secret"]["items"]) == (
+        "admin", [{"key": "token", "path": "admin-token"}]
+    )  # fmt: skip
+    # It lets nobody in at the OpenAI port, so there are no tenants either.
+    assert found.tenant.secret_file is None
+
+
 def test_files_come_from_the_secrets_named_and_one_that_the_operator_makes() -> None:
     body = pod(**ROUTER)
     sources = next(item for item in body["volumes"] if item["name"] == "access")["projected"]["sources"]

@@ -162,6 +162,17 @@ async def test_decisions_need_a_token_and_metrics_do_not(router, http, tmp_path,
         assert await get("/v1/kvist/decisions", "rotated") == 503
 
 
+async def test_the_list_of_replicas_can_be_left_free(router, http, tmp_path) -> None:
+    (tmp_path / "own").write_text("own-token\n")
+    async with FakeEngine() as engine:
+        running = await router(
+            replicas=[{"url": engine.url}], admin_token_file=str(tmp_path / "own"), admin_list_free=True
+        )
+        for path, status in (("/v1/kvist/replicas", 200), ("/v1/kvist/decisions", 401)):
+            async with http.get(running.admin_url + path) as answer:
+                assert answer.status == status
+
+
 async def test_without_any_token_only_a_loopback_address_tells_decisions(router, http) -> None:
     async with FakeEngine() as engine:
         running = await router(replicas=[{"url": engine.url}], admin_host="0.0.0.0")

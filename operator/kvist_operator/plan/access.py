@@ -1,6 +1,6 @@
-"""The router's settings of API keys, tenants and TLS. Pure; called by plan.py.
+"""The router's settings of API keys, the admin port's token, tenants and TLS. Pure; called by plan.py.
 
-Keys, certificates and the secret of tenants are files, whose paths the renderer knows.
+Keys, tokens, certificates and the secret of tenants are files, whose paths the renderer knows.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from kvist_operator.spec.base import SecretRef
 from kvist_operator.spec.router import Tenant
 
 KEYS: Final = "keys"
+ADMIN: Final = "admin-token"
 CERTIFICATE: Final = "tls.crt"
 PRIVATE_KEY: Final = "tls.key"
 SECRET: Final = "secret"
@@ -43,6 +44,8 @@ def access_files(cluster: CacheCluster) -> Iterator[AccessFile]:
     router = cluster.spec.router
     if router.auth.api_keys is not None:
         yield AccessFile(KEYS, router.auth.api_keys, "spec.router.auth.apiKeys")
+    if router.auth.admin_token is not None:
+        yield AccessFile(ADMIN, router.auth.admin_token, "spec.router.auth.adminToken")
     for i, tenant in enumerate(router.tenants):
         yield AccessFile(_file(tenant), tenant.api_keys, f"spec.router.tenants[{i}].apiKeys")
     if router.tls is not None:
@@ -52,7 +55,7 @@ def access_files(cluster: CacheCluster) -> Iterator[AccessFile]:
 
 def access_settings(cluster: CacheCluster) -> dict[str, object]:
     """Part of the router's configuration; empty where everybody may come in without TLS."""
-    return {**_tls(cluster), **_keys(cluster)}
+    return {**_tls(cluster), **_admin(cluster), **_keys(cluster)}
 
 
 def _tls(cluster: CacheCluster) -> dict[str, object]:
@@ -60,6 +63,13 @@ def _tls(cluster: CacheCluster) -> dict[str, object]:
         return {}
     files = {"certificate_file": CERTIFICATE, "key_file": PRIVATE_KEY}
     return {"tls": {name: _path(file) for name, file in files.items()}}
+
+
+def _admin(cluster: CacheCluster) -> dict[str, object]:
+    if cluster.spec.router.auth.admin_token is None:
+        return {}
+    # Whoever reconciles reads the list of replicas from every router, and has no token of theirs.
+    return {"admin_token_file": _path(ADMIN), "admin_list_free": True}
 
 
 def _keys(cluster: CacheCluster) -> dict[str, object]:

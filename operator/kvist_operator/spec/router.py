@@ -72,6 +72,11 @@ class RouterAuth(Section):
         description="Secret with accepted API keys, hashed, one a line: sha256:HEX, or sha256:HEX TENANT. "
         "They may change while routers run. Default: none, no check without tenants.",
     )
+    admin_token: SecretRef | None = Field(
+        default=None,
+        description="Secret with the token of the admin port: decisions, explain and controls take it, and "
+        "the agents' token no more. It may change while routers run. Default: the agents' token.",
+    )
 
 
 class RouterTls(Section):

@@ -25,6 +25,7 @@ class Guard:
     own: Path | None
     agents: Path | None
     loopback: bool
+    list_free: bool = False
 
     async def check(self, request: Request) -> None:
         """Raise Refused unless the request has the token. It is read anew: its Secret may be rotated."""
@@ -43,8 +44,8 @@ class Guard:
             raise Refused(Refusal(401, text, "authentication_error", param="Authorization"))
 
     async def check_reading(self, request: Request) -> None:
-        """The same for what tells of replicas only: free to read while the admin port has no own token."""
-        if self.own is not None:
+        """The same for what tells of replicas only: free to read without an own token, or if so set."""
+        if self.own is not None and not self.list_free:
             await self.check(request)
 
 
