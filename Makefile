@@ -82,7 +82,7 @@ lock: $(UV) ## resolve requirements/*.txt anew from pyproject.toml (ARGS=--upgra
 	  $(UV) pip compile "$${@:2}" --generate-hashes --universal \
 	    --python-version 3.11 --no-emit-index-url --no-header --no-annotate -q -o requirements/$$1.txt $(ARGS)
 	}
-	compile router pyproject.toml --extra router --extra cli
+	compile router pyproject.toml --extra router --extra tracing --extra cli
 	compile operator pyproject.toml --extra operator
 	compile engine-cpu pyproject.toml --extra connector --extra engine-cpu
 	compile dev-cpu pyproject.toml --extra connector --extra router --extra operator --extra cli --extra demo --extra engine-cpu \

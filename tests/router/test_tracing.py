@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import re
 import sys
+import tomllib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -105,3 +108,13 @@ async def test_without_the_library_it_says_what_to_install(router, monkeypatch) 
     monkeypatch.setitem(sys.modules, "kvist_router.tracing", None)
     with pytest.raises(ConfigError, match=r"install kvist\[tracing\]"):
         await router(ready=False, replicas=[{"url": "http://x"}], tracing={"endpoint": "http://x/v1/traces"})
+
+
+def test_the_lock_of_routers_has_what_traces_need() -> None:
+    checkout = Path(__file__).parents[2]
+    extras = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    needed = {re.split("[<>=]", item)[0] for item in extras["tracing"]}
+    locked = re.findall(
+        r"^([a-z0-9-]+)==", (checkout / "requirements" / "router.txt").read_text(), re.MULTILINE
+    )
+    assert needed <= set(locked)
