@@ -31,6 +31,12 @@ def at_rest(until: Callable[..., Awaitable[None]]) -> AtRest:
     return check
 
 
+@pytest.fixture
+def serving() -> Callable[[], list[str]]:
+    """What `at_rest` waits for, so that a test can see that it sees: it goes by names, one of uvicorn's."""
+    return _serving
+
+
 def _serving() -> list[str]:
     """Coroutines of tasks that serve a request."""
     names = [getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks()]

@@ -33,7 +33,7 @@ async def rest(reader: asyncio.StreamReader) -> bytes:
 
 
 async def test_a_thousand_clients_that_leave_take_their_requests_with_them(
-    router, http, until, at_rest
+    router, http, until, at_rest, serving
 ) -> None:
     async def hangs(engine: RawEngine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()  # until the router ends the connection
@@ -49,6 +49,7 @@ async def test_a_thousand_clients_that_leave_take_their_requests_with_them(
                 sent = head(len(body)) + body
                 writer.write(sent if number % 5 else sent[:-3])  # some leave in the middle of their bodies
             await until(lambda wave=wave: engine.asked == wave * CLIENTS * 4 // 5)
+            assert len(serving()) >= CLIENTS * 4 // 5
             for _, writer in clients:
                 writer.transport.abort()
             await at_rest(running)

@@ -134,7 +134,9 @@ async def test_answers_to_one_question_are_bounded_together(http) -> None:
 
 
 @pytest.mark.parametrize("kind", ["endless", "huge", "slow"])
-async def test_an_engines_endless_tokens_cost_a_request_nothing_but_its_keys(router, http, kind) -> None:
+async def test_an_engines_endless_tokens_cost_a_request_nothing_but_its_keys(
+    router, http, at_rest, kind
+) -> None:
     seconds = 0.05 if kind == "slow" else 60
     async with Endless("/tokenize", kind=kind) as engine:
         running = await router(replicas=[{"url": engine.url}], tokens={"remote_seconds": seconds})
@@ -143,6 +145,7 @@ async def test_an_engines_endless_tokens_cost_a_request_nothing_but_its_keys(rou
             assert await answer.read()
         await asyncio.wait_for(engine.left.wait(), 60)
         assert len(engine.received) == 1
+        await at_rest(running)
 
 
 @pytest.mark.parametrize("watching", [False, True])
