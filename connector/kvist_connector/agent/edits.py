@@ -91,9 +91,9 @@ class Edits:
         asked = typed(body, PinBody)
         if not 0 < asked.seconds <= MAX_PIN_SECONDS:
             raise RequestError(f"{asked.seconds} is not within 0 to {MAX_PIN_SECONDS:.0f} seconds", "seconds")
-        found = await self._found(asked)
+        found, own = await self._found(asked), self.own
         # A pin holds what we evict: it would say too much of what only a peer or a shared tier has.
-        chunks = [chunk for chunk in found if any(self._is_in(chunk.key, tier) for tier in self.own)]
+        chunks = [chunk for chunk in found if self._is_in_any(chunk.key, own)]
         missing = len(found) - len(chunks)
         fresh = sum(not self._pins.holds(chunk.key) for chunk in chunks)
         refused = max(0, fresh - self._pins.room)
@@ -173,7 +173,7 @@ class Edits:
         keys = [chunk.key for chunk in chunks]
         lacking = [chunk for chunk in chunks if not self._is_in(chunk.key, target)]
         own = [tier for tier in self.own if tier != target]
-        leaving = [] if asked.copy else [c for c in chunks if any(self._is_in(c.key, tier) for tier in own)]
+        leaving = [] if asked.copy else [chunk for chunk in chunks if self._is_in_any(chunk.key, own)]
         changed = list({chunk.key: chunk for chunk in (*lacking, *leaving)}.values())
         if asked.dry_run:
             return self._answer(changed, True, missing=0, leased=0, pinned=0)
@@ -305,6 +305,9 @@ class Edits:
 
     def _is_in(self, key: bytes, tier: Tier) -> bool:
         return tier in self._core.catalog.tiers_of(key)
+
+    def _is_in_any(self, key: bytes, tiers: Iterable[Tier]) -> bool:
+        return not set(tiers).isdisjoint(self._core.catalog.tiers_of(key))
 
     def _tiers(self, label: str, below: bool = False) -> list[Tier]:
         if label == ALL_TIERS:
