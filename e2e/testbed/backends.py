@@ -72,6 +72,12 @@ def secret(name: str, **texts: str) -> Object:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": texts}
 
 
+def certificate_files(name: str, *fields: str) -> Object:
+    """A section of a manifest that takes these of a certificate's files from the Secret `name`."""
+    files = {"certificate": "tls.crt", "privateKey": "tls.key", "ca": "ca.crt"}
+    return {field: {"name": name, "key": files[field]} for field in fields or files}
+
+
 def certificate(kubectl: Kubectl, name: str, host: str) -> dict[str, str]:
     """tls.crt, tls.key and ca.crt for a host name, by the bed's authority."""
     pki = kubectl.bed.pki

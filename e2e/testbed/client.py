@@ -12,9 +12,22 @@ from typing import Any
 
 import openai
 
+from kvist_connector import names
+from kvist_operator.render.kube.pods import TOKEN_FILE
 from testbed.bed import BedError
 from testbed.kube import Kubectl
 
+ASK_ADMIN = """
+import json, pathlib, sys, urllib.error, urllib.request
+url, token = sys.argv[1:]
+token = pathlib.Path(token).read_text().strip() if token.startswith("/") else token
+asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+try:
+    answer = urllib.request.urlopen(asked, timeout=30)
+except urllib.error.HTTPError as error:
+    answer = error
+print(json.dumps([answer.status, answer.read().decode()]))
+"""
 # Long enough for several chunks of 256 tokens, and the same every time.
 PROMPT = " ".join(
     f"The {number}th branch of the tree carries {number * 7} leaves." for number in range(1, 90)
@@ -105,12 +118,23 @@ def service_client(kubectl: Kubectl, namespace: str, cluster: str, model: str) -
     return Client(f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}", model)
 
 
+def admin(
+    kubectl: Kubectl, namespace: str, cluster: str, path: str, token: str = TOKEN_FILE
+) -> tuple[int, str]:
+    """What a router's admin port answers when it is asked from within its pod: status and text.
+
+    `token`: itself, or the path of a file with it, as that of the agents' token.
+    """
+    where = (f"deployment/{cluster}-router", f"--namespace={namespace}")
+    url = f"http://127.0.0.1:{names.PORT_ROUTER_ADMIN}{path}"
+    status, text = json.loads(kubectl("exec", *where, "--", "python3", "-c", ASK_ADMIN, url, token))
+    return status, text
+
+
 def decision(kubectl: Kubectl, namespace: str, cluster: str, request: str) -> dict[str, Any]:
-    """The router's record of a request, asked from within its pod."""
-    url = "http://127.0.0.1:8081/v1/kvist/decisions/"
-    token = "{'Authorization': 'Bearer ' + open('/etc/kvist/token/token').read().strip()}"
-    question = f"r.Request('{url}' + sys.argv[1], headers={token})"
-    ask = f"import sys, urllib.request as r; print(r.urlopen({question}).read().decode())"
-    command = ("exec", f"deployment/{cluster}-router", f"--namespace={namespace}", "--", "python3", "-c", ask)
-    found: dict[str, Any] = json.loads(kubectl(*command, request))
+    """The router's record of a request."""
+    status, text = admin(kubectl, namespace, cluster, f"{names.PATH_DECISIONS}/{request}")
+    if status != 200:
+        raise BedError(f"the router answered {status} for the decision of {request}: {text[:2000]}")
+    found: dict[str, Any] = json.loads(text)
     return found

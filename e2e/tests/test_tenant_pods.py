@@ -20,8 +20,8 @@ import pytest
 
 from kvist_connector import names
 from kvist_operator.render.kube.pods import TOKEN_FILE
-from testbed.backends import certificate, secret
-from testbed.client import Answer, Client
+from testbed.backends import certificate, certificate_files, secret
+from testbed.client import Answer, Client, admin
 from testbed.host_folders import Object
 from testbed.kube import Kubectl
 from testbed.load import prompts
@@ -36,17 +36,6 @@ NAME = "demo"
 HOST = "llm.example"
 RESEARCH, BATCH, NOBODY, STRANGER = "key-of-research", "key-of-batch", "key-of-nobody", "no-key-at-all"
 ADMIN = "token-of-the-admin-port"
-# Asks the admin port from within the router's pod, with a token or with that of a file; prints the status.
-ASK = """
-import pathlib, sys, urllib.error, urllib.request
-path, token = sys.argv[1:]
-token = pathlib.Path(token).read_text().strip() if token.startswith("/") else token
-asked = urllib.request.Request(f"http://127.0.0.1:8081{path}", headers={"Authorization": f"Bearer {token}"})
-try:
-    print(urllib.request.urlopen(asked, timeout=30).status)
-except urllib.error.HTTPError as error:
-    print(error.code)
-"""
 A_MINUTE = 6  # requests of `batch`
 REUSED = 512  # tokens of one prompt: what two chunks hold
 # A mounted Secret changes within kubelet's period of a minute and what it keeps of the object for as long.
@@ -67,13 +56,9 @@ def manifest() -> Object:
             {"name": "research", "apiKeys": {"name": "research"}, "weight": 2, "cacheTokens": 100_000},
             {"name": "batch", "apiKeys": {"name": "batch"}, "priority": 10, "requestsPerMinute": A_MINUTE},
         ],
-        "tls": {field: {"name": "router", "key": key}
-                for field, key in (("certificate", "tls.crt"), ("privateKey", "tls.key"))},
-    }  # fmt: skip
-    files = {"certificate": "tls.crt", "privateKey": "tls.key", "ca": "ca.crt"}
-    made["spec"]["security"] = {
-        "agentTls": {field: {"name": "agents", "key": key} for field, key in files.items()}
+        "tls": certificate_files("router", "certificate", "privateKey"),
     }
+    made["spec"]["security"] = {"agentTls": certificate_files("agents")}
     return made
 
 
@@ -147,8 +132,7 @@ def test_a_key_opens_and_nothing_else_does(town: Town) -> None:
 
 def test_the_admin_port_takes_its_own_token_alone(kubectl: Kubectl, town: Town) -> None:
     def status(path: str, token: str) -> int:
-        where = (f"deployment/{NAME}-router", f"--namespace={town.cluster.namespace}")
-        return int(kubectl("exec", *where, "--", "python3", "-c", ASK, path, token))
+        return admin(kubectl, town.cluster.namespace, NAME, path, token)[0]
 
     assert status(names.PATH_DECISIONS, ADMIN) == 200
     for token in (TOKEN_FILE, RESEARCH):
@@ -198,7 +182,7 @@ def test_keys_and_certificates_change_while_the_router_runs(kubectl: Kubectl, to
     until("the new key", lambda: open_to("next"), MOUNTED_SECONDS, pause=LONG_PAUSE)
     assert not open_to(RESEARCH)
     until("the new certificate", lambda: town.certificate() != shown, MOUNTED_SECONDS, pause=LONG_PAUSE)
-    # The tenant is the same, and so is what it has; its certificate is checked by every request.
+    # The tenant is the same, and so is what it has.
     (prompt,) = prompts(["oak"])
     assert town.client("next").complete(prompt).reused >= REUSED
     assert routers(town) == before

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from kvist_connector.tiers.header import HEADER_BYTES, Header, unpack_header
-from testbed.backends import Backends, certificate, remote, secret, start
+from testbed.backends import Backends, certificate, certificate_files, remote, secret, start
 from testbed.host_folders import HostFolder, Object
 from testbed.inside import Replica
 from testbed.kube import Kubectl
@@ -60,10 +60,9 @@ def manifest(namespace: str) -> Object:
         peers={"enabled": True},
         lookupDeadline="30s",
     )
-    files = {"certificate": "tls.crt", "privateKey": "tls.key", "ca": "ca.crt"}
     backends = [{"podSelector": {"matchLabels": {"app": name}}} for name in ("redis", "s3")]
     made["spec"]["security"] = {
-        "agentTls": {field: {"name": "agents", "key": key} for field, key in files.items()},
+        "agentTls": certificate_files("agents"),
         "networkPolicy": {"egress": True, "egressTo": backends},
     }
     return made
